@@ -16,6 +16,13 @@ and k is the largest rank for which that is at most alpha. No normal curve is as
 W. R. Thompson, "On confidence ranges for the median", Ann. Math. Statist. 7, 1936; H. A. David and
 H. N. Nagaraja, "Order Statistics", 3rd ed., section 7.1.)
 
+**Slices that hang together.** The coin is only fair if slices are independent. When one side sits
+on a busy core for several slices, its ratios lie on one side of the median in runs, and 25 slices
+say less than 25. Let r be the mean product of neighbouring signs (+1 above the median, -1 below);
+then n slices are worth about n * (1 - r) / (1 + r) independent ones (the variance of a mean under
+first-order dependence; e.g. G. E. P. Box, G. M. Jenkins, "Time Series Analysis", 1970, chapter 2),
+and a verdict takes its ranks from that smaller number. Negative r is ignored: it only ever widens.
+
 **The looks.** Whoever looks again and again at growing data, and stops when the answer pleases,
 errs more often than alpha. So the error is shared out in advance: the k-th look may err with
 
@@ -27,8 +34,9 @@ DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 198
 at 25, 50 and 100 slices, and at every further hundred when slices accumulate over runs. Calling
 :func:`verdict` between two looks is harmless: it sees the slices of the last look only.
 
-What this cannot see: two processes that differ for as long as they live (where their memory pages
-lie is worth up to 6%). Bars near 1 need fresh pairs of processes; see :func:`measure_pair`.
+What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
+live (where their memory pages lie is worth up to 6%). Bars near 1 need fresh pairs of processes;
+see :func:`measure_pair`.
 """
 
 from __future__ import annotations
@@ -39,6 +47,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 ALPHA = 0.01
@@ -168,13 +177,13 @@ class PairedRatio:
     def baseline_s(self) -> float:
         """Median seconds of a baseline step. To be shown, never to be compared with a bar."""
         self._need_slices()
-        return statistics.median(baseline for baseline, _ in self._pairs)
+        return float(statistics.median(baseline for baseline, _ in self._pairs))
 
     @property
     def candidate_s(self) -> float:
         """Median seconds of a candidate step. To be shown, never to be compared with a bar."""
         self._need_slices()
-        return statistics.median(candidate for _, candidate in self._pairs)
+        return float(statistics.median(candidate for _, candidate in self._pairs))
 
     def interval(self, alpha: float = ALPHA) -> tuple[float, float]:
         """Exact order-statistic interval (lo, hi) that misses the true median with chance <= alpha.
@@ -182,7 +191,32 @@ class PairedRatio:
         (0, inf) when there are too few slices for any pair of ranks to be that sure.
         Raises ValueError unless 0 < alpha < 1.
         """
-        rank = interval_rank(len(self), alpha)
+        return self._between_ranks(interval_rank(len(self), alpha))
+
+    def independent_slices(self) -> int:
+        """How many independent slices these are worth: at most ``len(self)``; see the module."""
+        count = len(self)
+        if count < 2:
+            return count
+        middle = self.median
+        signs = [(ratio > middle) - (ratio < middle) for ratio in self.ratios]
+        likeness = sum(a * b for a, b in pairwise(signs)) / (count - 1)
+        if likeness <= 0:
+            return count
+        return max(1, int(count * (1 - likeness) / (1 + likeness)))
+
+    def cautious_interval(self, alpha: float = ALPHA) -> tuple[float, float]:
+        """Return :meth:`interval` as it would be with :meth:`independent_slices` slices.
+
+        The rank is moved outward so that it cuts off the same share of the sorted ratios as it
+        would among the smaller number. Verdicts use this one; it is never the narrower of the two.
+        """
+        worth = self.independent_slices()
+        rank = interval_rank(worth, alpha)
+        scaled = rank * (len(self) + 1) // (worth + 1)
+        return self._between_ranks(min(scaled, interval_rank(len(self), alpha)))
+
+    def _between_ranks(self, rank: int) -> tuple[float, float]:
         if rank == 0:
             return 0.0, math.inf
         ordered = sorted(self.ratios)
@@ -202,7 +236,7 @@ def miss_chance(slices: int, rank: int) -> float:
     if slices < 0 or rank < 0:
         raise ValueError(f"slices and rank must not be negative, got {slices} and {rank}")
     tail = sum(math.comb(slices, below) for below in range(rank))
-    return min(1.0, 2 * tail / 2**slices)
+    return float(min(1.0, 2 * tail / 2**slices))
 
 
 @lru_cache(maxsize=1024)
@@ -258,7 +292,7 @@ def look(ratio: PairedRatio, bar: Bar, *, alpha: float = ALPHA, final_at: int = 
         return Look(0, len(ratio), (0.0, math.inf), verdict, reason)
 
     number, slices = len(sizes), sizes[-1]
-    low, high = ratio.first(slices).interval(look_alpha(number, alpha))
+    low, high = ratio.first(slices).cautious_interval(look_alpha(number, alpha))
     verdict, reason = _decide(low, high, bar, final)
     return Look(number, slices, (low, high), verdict, reason)
 
