@@ -20,8 +20,9 @@ H. N. Nagaraja, "Order Statistics", 3rd ed., section 7.1.)
 on a busy core for several slices, its ratios lie on one side of the median in runs, and 25 slices
 say less than 25. Let r be the mean product of neighbouring signs (+1 above the median, -1 below);
 then n slices are worth about n * (1 - r) / (1 + r) independent ones (the variance of a mean under
-first-order dependence; e.g. G. E. P. Box, G. M. Jenkins, "Time Series Analysis", 1970, chapter 2),
-and a verdict takes its ranks from that smaller number. Negative r is ignored: it only ever widens.
+first-order dependence; e.g. G. E. P. Box and G. M. Jenkins, "Time Series Analysis", 1970, ch. 2),
+and a verdict takes its ranks from that smaller number. Negative r is ignored: the interval only
+ever widens. Estimates from more lags were tried and cost more verdicts than they saved.
 
 **The looks.** Whoever looks again and again at growing data, and stops when the answer pleases,
 errs more often than alpha. So the error is shared out in advance: the k-th look may err with
@@ -244,8 +245,10 @@ def interval_rank(slices: int, alpha: float) -> int:
     """Largest rank whose interval misses the median with chance <= alpha; 0 when there is none."""
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must lie between 0 and 1, got {alpha!r}")
-    rank = 0
-    while 2 * (rank + 1) <= slices and miss_chance(slices, rank + 1) <= alpha:
+    rank, tail, ways = 0, 0, 1  # tail = sum of C(slices, i) for i < rank; ways = C(slices, rank)
+    while 2 * (rank + 1) <= slices and 2 * (tail + ways) / 2**slices <= alpha:
+        tail += ways
+        ways = ways * (slices - rank) // (rank + 1)
         rank += 1
     return rank
 
