@@ -14,7 +14,6 @@ from course.model.attention import Attend
 from course.model.config import ModelConfig
 from course.model.layers import (
     Linear,
-    PackedLinear,
     RMSNorm,
     fastest_linear,
     rope_tables,
@@ -168,14 +167,17 @@ class Decoder(nn.Module):
             memo[id(linear)] = _as_module(factory(name, linear.weight, linear.bias))
         return copy.deepcopy(self, memo)
 
-    def packed(self) -> Decoder:
-        """This decoder with every large weight in the fastest exact layout for few rows.
+    def pack(self) -> Decoder:
+        """Put every large weight, in place, into the fastest exact layout for few rows.
 
-        Itself where there is none better than the plain one: on a GPU, or in another dtype.
+        Changes nothing where there is none better than the plain one: on a GPU, or in another
+        dtype. Returns itself.
         """
-        if not PackedLinear.usable(self.device, self.dtype):
-            return self
-        return self.with_linears(fastest_linear)
+        for name, linear in self.linears():
+            parent, _, attribute = name.rpartition(".")
+            layer = fastest_linear(name, linear.weight, linear.bias)
+            setattr(self.get_submodule(parent), attribute, layer)
+        return self
 
     def _check(self, token_ids: Tensor, positions: Tensor, taps: Sequence[int]) -> None:
         for name, value in (("token_ids", token_ids), ("positions", positions)):
