@@ -1,0 +1,280 @@
+"""The contract and the timing that every stage with a `generate` shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from course.check import expect
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateRun
+from course.check.host import Run
+from course.check.oracle import nano_oracle, near_tie
+from course.check.prompts import real_prompt
+
+
+def steps_of(
+    gate: GateRun, prompt: Any, new: Any, eos_ids: list[int], *, limit: int, what: str = "generate"
+) -> tuple[list[Any], dict[str, Any] | None]:
+    """What `generate` yields on nano, at most `limit` steps, and the counts if it ended.
+
+    Each step is {"token", "passes"}.
+    """
+
+    def collect() -> tuple[list[Any], dict[str, Any] | None]:
+        run = gate.candidate.start(
+            "generate", model="nano", prompt_ids=prompt, max_new_tokens=new, eos_ids=eos_ids
+        )
+        opened = run.step().value
+        if not opened["iterator"]:
+            printed = gate.candidate.output()
+            raise GateFailure(
+                Code.NOT_AN_ITERATOR,
+                "generate must yield its tokens one by one",
+                "a generator",
+                opened["type"].removeprefix("builtins."),
+                detail=f"it printed: {printed[-300:]}" if printed else "",
+                hint=1,
+            )
+        found = []
+        for step in run:
+            found.append(step.value)
+            if len(found) >= limit:
+                run.stop()
+                return found, None
+        assert run.finished is not None
+        return found, run.finished.value
+
+    return expect.result_of(collect, what)
+
+
+def tokens_of(
+    gate: GateRun, prompt: list[int], expected: list[int], new: int, eos_ids: list[int], what: str
+) -> dict[str, Any]:
+    """Check what `generate` yields against `expected`, and return the counts at the end."""
+    found, counts = steps_of(gate, prompt, new, eos_ids, limit=len(expected) + 2, what=what)
+    ended = bool(expected) and expected[-1] in eos_ids
+    expect.tokens([step["token"] for step in found], expected, what, ended_by_eos=ended)
+    assert counts is not None  # it ended by itself: there were not more tokens than expected
+    return counts
+
+
+@pytest.mark.contract
+class GenerationContract:
+    """Greedy text from `generate(model, prompt_ids, max_new_tokens, eos_ids)`, on nano."""
+
+    @pytest.mark.parametrize("length", [5, 1, 23])
+    def test_tokens_are_those_of_an_independent_model(self, gate: GateRun, length: int) -> None:
+        """greedy tokens equal those of a float64 model"""
+        prompt, expected = nano_oracle().prompt(gate.rng, length, 12)
+        tokens_of(gate, prompt, expected, 12, [], f"a prompt of {length} tokens")
+
+    def test_each_token_comes_when_it_is_known(self, gate: GateRun) -> None:
+        """tokens stream: one forward pass for each"""
+        prompt, _ = nano_oracle().prompt(gate.rng, 6, 4)
+        found, _ = steps_of(gate, prompt, 4, [], limit=4)
+        passes = [step["passes"] for step in found]
+        if passes != [1, 2, 3, 4]:
+            raise GateFailure(
+                Code.NOT_STREAMING,
+                "token k must be yielded after pass k, before the next one is computed",
+                "passes 1, 2, 3, 4",
+                "passes " + ", ".join(map(str, passes)),
+            )
+
+    def test_the_end_token_is_the_last(self, gate: GateRun) -> None:
+        """the end token is yielded, and nothing after it"""
+        prompt, expected = prompt_with_new_token(gate)
+        end = expected[-1]
+        tokens_of(gate, prompt, expected, 20, [319, end], "a text that ends")
+
+    def test_an_end_token_in_the_first_step(self, gate: GateRun) -> None:
+        """an end token in the first step ends it there"""
+        prompt, expected = nano_oracle().prompt(gate.rng, 9, 1)
+        tokens_of(gate, prompt, expected, 8, [expected[0]], "a text that ends at once")
+
+    def test_one_new_token(self, gate: GateRun) -> None:
+        """max_new_tokens = 1 is one forward pass"""
+        prompt, expected = nano_oracle().prompt(gate.rng, 7, 1)
+        counts = tokens_of(gate, prompt, expected, 1, [], "max_new_tokens = 1")
+        if counts["passes"] != 1:
+            raise GateFailure(
+                Code.WRONG_COUNT, "one token needs one pass", "1", str(counts["passes"])
+            )
+
+    def test_no_new_tokens_compute_nothing(self, gate: GateRun) -> None:
+        """max_new_tokens = 0 yields and computes nothing"""
+        counts = tokens_of(gate, [65, 66], [], 0, [], "max_new_tokens = 0")
+        if counts["passes"]:
+            raise GateFailure(
+                Code.WRONG_COUNT, "max_new_tokens = 0 must compute nothing", "0 forward passes",
+                str(counts["passes"]),
+            )  # fmt: skip
+
+    @pytest.mark.parametrize("room", [0, 2])
+    def test_the_context_is_the_end(self, gate: GateRun, room: int) -> None:
+        """a prompt as long as the context yields one token"""
+        oracle = nano_oracle()
+        length = oracle.config.max_context - room
+        prompt, expected = oracle.prompt(gate.rng, length, room + 1)
+        what = f"a prompt with room for {room} more tokens"
+        tokens_of(gate, prompt, expected, 10, [], what)
+
+    @pytest.mark.parametrize(
+        ("argument", "prompt", "new", "eos_ids", "kinds", "what"),
+        [
+            ("prompt_ids", [], 4, [], ["ValueError"], "an empty prompt"),
+            ("prompt_ids", [320], 4, [], ["ValueError"], "a token past the vocabulary"),
+            ("prompt_ids", [-1], 4, [], ["ValueError"], "a negative token"),
+            ("prompt_ids", [1] * 257, 4, [], ["ValueError"], "a prompt longer than the context"),
+            ("prompt_ids", [1.5], 4, [], ["TypeError", "ValueError"], "a token that is no int"),
+            ("max_new_tokens", [1], -1, [], ["ValueError"], "a negative limit"),
+            ("max_new_tokens", [1], 2.5, [], ["TypeError", "ValueError"], "a limit of 2.5"),
+            ("eos_ids", [1], 4, [999], ["ValueError"], "an end token past the vocabulary"),
+        ],
+        ids=lambda value: value if isinstance(value, str) and " " in value else "",
+    )  # fmt: skip
+    def test_bad_input_is_refused(
+        self, gate: GateRun, argument: str, prompt: Any, new: Any, eos_ids: Any, kinds: Any, what: str
+    ) -> None:
+        """bad input gets an error that names the argument"""
+
+        def attempt() -> None:
+            run = gate.candidate.start(
+                "generate", model="nano", prompt_ids=prompt, max_new_tokens=new, eos_ids=eos_ids
+            )
+            run.step()
+            run.step()
+            run.stop()
+
+        expect.rejects(attempt, argument, what, kinds=kinds)
+
+    def test_arguments_are_left_alone(self, gate: GateRun) -> None:
+        """the caller's lists are not changed"""
+        prompt, expected = nano_oracle().prompt(gate.rng, 4, 3)
+        counts = tokens_of(gate, prompt, expected, 3, [300], "a second look at the prompt")
+        expect.unchanged(prompt, counts["prompt_ids"], "prompt_ids")
+        expect.unchanged([300], counts["eos_ids"], "eos_ids")
+
+    def test_two_texts_at_once(self, gate: GateRun) -> None:
+        """two generations in turn do not disturb each other"""
+        pairs = [nano_oracle().prompt(gate.rng, length, 6) for length in (3, 8)]
+        found: list[list[Any]] = [[], []]
+
+        def interleave() -> None:
+            runs = [
+                gate.candidate.start("stream", model="nano", prompt_ids=prompt, max_new_tokens=6)
+                for prompt, _ in pairs
+            ]
+            for _ in range(6):
+                for run, tokens in zip(runs, found, strict=True):
+                    tokens.append(run.step().value)
+            for run in runs:
+                run.stop()
+
+        expect.result_of(interleave, "two generations in turn")
+        for tokens, (_, expected) in zip(found, pairs, strict=True):
+            if tokens != expected:
+                raise GateFailure(
+                    Code.STALE_STATE, "two generations in turn disturb each other",
+                    str(expected), str(tokens),
+                )  # fmt: skip
+
+
+def prompt_with_new_token(gate: GateRun) -> tuple[list[int], list[int]]:
+    """A prompt, and its continuation up to the third token that had not come before."""
+    for _ in range(50):
+        prompt, expected = nano_oracle().prompt(gate.rng, 9, 12)
+        fresh = [i for i, token in enumerate(expected) if token not in expected[:i]]
+        if len(fresh) >= 3:
+            return prompt, expected[: fresh[2] + 1]
+    raise RuntimeError("nano repeats itself on every prompt")
+
+
+class PairedText:
+    """The same real texts continued by both workers, one token a step, on the model of the numbers.
+
+    Every timed token is checked: both sides must say the same, near-ties in float32 aside.
+    """
+
+    def __init__(
+        self, gate: GateRun, lengths: Sequence[int], *, new: int, untimed: int = 0
+    ) -> None:
+        """
+        Args:
+            lengths: tokens of the prompts, taken in turn.
+            new: timed steps of each text.
+            untimed: steps before those (1 leaves the prefill out).
+        """
+        self.gate = gate
+        self.lengths = lengths
+        self.new = new
+        self.untimed = untimed
+        self.prompts: list[list[int]] = []
+        self.texts: dict[str, list[list[Any]]] = {"candidate": [], "baseline": []}
+        self.runs: dict[str, Run] = {}
+        self.seconds: dict[str, list[tuple[int, float]]] = {"candidate": [], "baseline": []}
+
+    def sides(self) -> tuple[Callable[[], float], Callable[[], float]]:
+        """The two steps that `GateRun.ratio` takes."""
+        return partial(self.step, "baseline"), partial(self.step, "candidate")
+
+    def step(self, side: str) -> float:
+        """One timed token of one side; seconds by the judge's clock."""
+        texts = self.texts[side]
+        if not texts or len(texts[-1]) == self.untimed + self.new:
+            self._open(side)
+        seconds = self._advance(side)
+        length = len(self.prompts[len(texts) - 1]) + len(texts[-1]) - 1
+        self.seconds[side].append((length, seconds))
+        return seconds
+
+    def _open(self, side: str) -> None:
+        """Begin the next text of this side; the side that comes first draws the prompt."""
+        index = len(self.texts[side])
+        if index == len(self.prompts):
+            length = self.lengths[index % len(self.lengths)]
+            self.prompts.append(real_prompt(self.gate.model, self.gate.rng, length))
+        if side in self.runs:
+            self.runs[side].stop()
+        worker = self.gate.candidate if side == "candidate" else self.gate.baseline
+        self.runs[side] = worker.start(
+            "stream", model=self.gate.model, prompt_ids=self.prompts[index],
+            max_new_tokens=self.untimed + self.new,
+        )  # fmt: skip
+        self.texts[side].append([])
+        for _ in range(self.untimed):
+            self._advance(side)
+
+    def _advance(self, side: str) -> float:
+        text = self.texts[side][-1]
+        step = expect.result_of(self.runs[side].step, f"generate on {self.gate.model}")
+        if step.done:
+            raise GateFailure(
+                Code.TOO_FEW_TOKENS, f"the text on {self.gate.model} stopped too early",
+                f"{self.untimed + self.new} tokens", str(len(text)),
+            )  # fmt: skip
+        if side == "candidate":
+            expect.is_int(step.value, "a token")
+        text.append(step.value)
+        self._compare(len(self.texts[side]) - 1, len(text) - 1)
+        return step.seconds
+
+    def _compare(self, index: int, at: int) -> None:
+        """The newest token of one side with that of the other, if it is there already."""
+        texts = [t[index] if index < len(t) else [] for t in self.texts.values()]
+        if any(len(text) <= at for text in texts) or texts[0][:at] != texts[1][:at]:
+            return  # not there yet, or parted before, at a near-tie
+        candidate, baseline = texts[0][at], texts[1][at]
+        if candidate == baseline:
+            return
+        prefix = self.prompts[index] + texts[0][:at]
+        if not near_tie(self.gate.model, prefix, candidate, baseline):
+            raise GateFailure(
+                Code.WRONG_TOKEN, f"a timed token on {self.gate.model} differs from the baseline's",
+                str(baseline), str(candidate), where=f"token {at} after {len(self.prompts[index])}",
+            )  # fmt: skip

@@ -1,0 +1,5 @@
+"""Stage 01, the half that runs beside the solution."""
+
+from generation import generate, stream
+
+__all__ = ["generate", "stream"]

@@ -1,0 +1,202 @@
+"""Stage 02, the judge: the KV cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from generation import GenerationContract, PairedText, tokens_of
+
+from course.check import expect
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateRun
+from course.check.oracle import nano_oracle
+from course.measure.ratio import PairedRatio
+
+STAGE = 2
+TOLERANCE = 1e-3  # float32 logits against float64 ones
+
+
+class TestGenerate(GenerationContract):
+    """See gates/generation.py."""
+
+
+@pytest.mark.contract
+class TestCache:
+    """`KVCache` itself, as the attention of nano."""
+
+    @pytest.mark.parametrize(
+        "chunks", [(9, 1, 1, 1), (1, 1, 1, 1), (4, 3, 5)], ids=["decode", "from one", "chunks"]
+    )
+    def test_logits_equal_those_without_a_cache(
+        self, gate: GateRun, chunks: tuple[int, ...]
+    ) -> None:
+        """logits with the cache equal those without, in prefill, decode and chunks"""
+        token_ids = [gate.rng.randrange(256) for _ in range(sum(chunks))]
+        feed(gate, [token_ids], chunks, "passes of " + ", ".join(map(str, chunks)))
+
+    def test_rows_are_sequences_of_their_own(self, gate: GateRun) -> None:
+        """two rows of a batch do not see each other"""
+        rows = [[gate.rng.randrange(256) for _ in range(8)] for _ in range(2)]
+        feed(gate, rows, (6, 1, 1), "a batch of two")
+
+    def test_the_length_counts_what_was_fed(self, gate: GateRun) -> None:
+        """length counts the tokens fed, and moves once per pass"""
+        lengths = expect.result_of(
+            lambda: [
+                step.value
+                for step in gate.candidate.start("fill", model="nano", capacity=8, first=5, second=1)
+            ],
+            "writing 5 positions and then 1",
+        )
+        if lengths != [5, 6]:
+            raise GateFailure(
+                Code.WRONG_VALUE, "length after 5 positions, and after 1 more", "5, 6",
+                ", ".join(map(str, lengths)),
+            )  # fmt: skip
+
+    def test_a_full_cache_refuses_more(self, gate: GateRun) -> None:
+        """a write past the end is refused, and changes nothing"""
+        after = expect.result_of(
+            lambda: gate.candidate.call("after_overflow", model="nano", capacity=6),
+            "filling a cache of 6 positions, and then one more",
+        )
+        if after["error"] is None:
+            raise GateFailure(
+                Code.NO_ERROR_RAISED, "a 7th position in a cache of 6 is accepted",
+                "a ValueError that names `capacity`", "no error", hint=2,
+            )  # fmt: skip
+        if "capacity" not in after["error"]:
+            raise GateFailure(
+                Code.WRONG_ERROR, "a full cache does not name the argument",
+                "a ValueError that names `capacity`", after["error"],
+            )  # fmt: skip
+        if after["length"] != 6 or not after["unchanged"]:
+            raise GateFailure(
+                Code.STALE_STATE, "a refused write changed the cache", "length 6, same values",
+                f"length {after['length']}, values {'same' if after['unchanged'] else 'changed'}",
+            )  # fmt: skip
+
+    @pytest.mark.parametrize("argument", ["capacity", "batch_size"])
+    def test_sizes_below_one_are_refused(self, gate: GateRun, argument: str) -> None:
+        """a capacity or batch size below 1 is refused"""
+        sizes: dict[str, Any] = {"capacity": 4, "batch_size": 1, argument: 0}
+
+        def attempt() -> None:
+            gate.candidate.start("passes", model="nano", chunks=[], **sizes).step()
+
+        expect.rejects(attempt, argument, f"{argument} = 0")
+
+
+def feed(gate: GateRun, rows: list[list[int]], chunks: tuple[int, ...], what: str) -> None:
+    """Feed rows of equal length in chunks, and compare every pass's logits with the oracle's."""
+    starts = [sum(chunks[:i]) for i in range(len(chunks) + 1)]
+    pieces = [[row[a:b] for row in rows] for a, b in zip(starts, starts[1:], strict=False)]
+    expected = torch.stack([nano_oracle().logits(row) for row in rows])  # [B, T, V]
+
+    def run() -> list[Any]:
+        scenario = gate.candidate.start(
+            "passes", model="nano", chunks=pieces, capacity=starts[-1], batch_size=len(rows)
+        )
+        return [step.value for step in scenario]
+
+    opened, *passes = expect.result_of(run, what)
+    if opened["length"] != 0:
+        raise GateFailure(
+            Code.WRONG_VALUE, "length of a new cache", "0", str(opened["length"])
+        )
+    for index, (found, start, end) in enumerate(zip(passes, starts, starts[1:], strict=False)):
+        kind = f"{what}: pass {index}"
+        if end - start != 1 or index == 0:
+            kind += f" ({end - start} positions)"
+        shape = (len(rows), end - start, expected.shape[-1])
+        got = expect.is_tensor(found["logits"], f"{kind}: logits", shape)
+        for row in range(len(rows)):
+            where = kind + (f", row {row}" if len(rows) > 1 else "")
+            expect.close(
+                got[row], expected[row, start:end], atol=TOLERANCE, what=where, row="position"
+            )
+        if found["length"] != end:
+            raise GateFailure(
+                Code.WRONG_VALUE, f"{kind}: length afterwards", str(end), str(found["length"])
+            )
+
+
+@pytest.mark.number
+def test_positions(gate: GateRun) -> None:
+    """positions computed, counted"""
+    prompt_len, new = 64, 128
+    prompt, expected = nano_oracle().prompt(gate.rng, prompt_len, new)
+    counts = tokens_of(gate, prompt, expected, new, [], "a prompt of 64 tokens")
+    naive = sum(prompt_len + generated for generated in range(new))
+    gate.exact(
+        "positions", counts["positions"], equals=prompt_len + new - 1,
+        text=f"{counts['positions']:,} against {naive:,}: "
+        f"{naive / max(1, counts['positions']):.1f}x fewer",
+        message="with a cache, prompt + new - 1 positions are computed",
+    )  # fmt: skip
+
+
+@pytest.mark.number
+def test_memory(gate: GateRun) -> None:
+    """bytes held by the cache, and copied by a decode step"""
+    config = nano_oracle().config
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    capacity = 48
+    held = expect.result_of(
+        lambda: gate.candidate.call("cache_memory", model="nano", capacity=capacity),
+        f"filling a cache of {capacity} positions",
+    )
+    gate.exact(
+        "cache_bytes", held, at_most=capacity * per_token,
+        text=f"{held:,} bytes for {capacity} positions", unit="bytes",
+        code=Code.TOO_MUCH_MEMORY,
+        message="the cache holds more than keys and values of the KV heads",
+    )  # fmt: skip
+    short, long = 16, 240
+    copied = expect.result_of(
+        lambda: gate.candidate.call("copied_bytes", model="nano", lengths=[short, long]),
+        "one decode step",
+    )
+    # A query may be laid out anew; the past may not be. A quarter of it is far above the one and
+    # far below the other.
+    growth = copied[1] - copied[0]
+    gate.exact(
+        "copied_bytes", growth, at_most=(long - short) * per_token // 4,
+        text=f"{copied[0]:,} bytes copied in a step at {short} positions, {copied[1]:,} at {long}",
+        unit="bytes", code=Code.TOO_MUCH_TRAFFIC,
+        message="what a decode step copies grows with the past",
+    )  # fmt: skip
+
+
+@pytest.mark.number
+@pytest.mark.parametrize(("index", "name"), enumerate(["short", "middle", "long"]))
+def test_step_time(gate: GateRun, index: int, name: str) -> None:
+    """a decode step against a step of the naive loop"""
+    length = gate.bar("lengths")[index]
+    text = PairedText(gate, [length - 1], new=10, untimed=1)
+
+    def words(ratio: PairedRatio) -> str:
+        a, b = ratio.candidate_s * 1e3, ratio.baseline_s * 1e3
+        return f"{ratio.median:.1f}x at {length} tokens ({a:.1f} ms for {b:.1f})"
+
+    if name == "long":
+        gate.ratio(f"step_time_{name}", *text.sides(), text=words)
+    else:
+        gate.observe(f"step_time_{name}", *text.sides(), text=words, slices=9)
+    if name == "long":
+        must_grow(gate)
+
+
+def must_grow(gate: GateRun) -> None:
+    """What the cache saves grows with the text; a constant gain has another cause."""
+    short, long = (
+        next(n for n in gate.numbers if n.name == f"step_time_{name}") for name in ("short", "long")
+    )
+    if long.interval is not None and long.interval[1] < short.value:
+        raise GateFailure(
+            Code.TOO_SLOW, "the gain must grow with the length of the text",
+            f"above {short.value:.2f}x at the longest", f"{long.value:.2f}x",
+        )  # fmt: skip

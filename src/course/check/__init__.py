@@ -1,0 +1,1 @@
+"""Gates: workers that run solutions, judges that measure them, and what is found."""

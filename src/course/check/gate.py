@@ -1,0 +1,290 @@
+"""A gate being run: the workers, the secret, and the numbers found so far.
+
+A gate file (`gates/test_stage_NN_slug.py`) is a pytest module. Its tests take the fixture `gate`,
+an object of the class below, and drive scenarios in the two workers through it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.host import (
+    Limits,
+    WorkerConfig,
+    WorkerHost,
+    descendants_cpu_seconds,
+    forbidden_paths,
+)
+from course.check.result import CheckOutcome, Number
+from course.measure.ratio import Bar, PairedRatio, Verdict, measure_pair
+from course.syllabus import Stage, load_syllabus
+
+# A solution whose processes use more than this share of a core while the baseline is being timed is
+# working behind the baseline's back. Threads that wind down after a step stay far below it.
+BACKGROUND_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """What a run of a gate is asked to do."""
+
+    solution: Path
+    tier: str = "cpu"
+    model: str = "smollm2-135m"  # what text is generated with
+    seed: int = 0
+    threads: int = 1
+    contract_only: bool = False
+    prior: Mapping[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+
+class GateRun:
+    """One stage's gate, run on one solution."""
+
+    def __init__(self, stage: Stage, options: GateOptions) -> None:
+        self.stage = stage
+        self.options = options
+        self.tier = options.tier
+        self.device = "cuda" if options.tier == "cuda" else "cpu"
+        self.model = options.model
+        self.rng = random.Random(f"{options.seed}:{stage.id}")
+        self.numbers: list[Number] = []
+        self.checks: list[CheckOutcome] = []
+        self.failure: GateFailure | None = None
+        self.record: Callable[[Number], None] | None = None  # set by the pytest-benchmark bridge
+        self._workers: dict[str, WorkerHost] = {}
+
+    # -- workers -----------------------------------------------------------------------------
+
+    @property
+    def candidate(self) -> WorkerHost:
+        """The worker that runs the solution; a new one if the last has ended."""
+        return self._worker("candidate", self.options.solution, trusted=False)
+
+    @property
+    def baseline(self) -> WorkerHost:
+        """The worker that runs `gates/baseline/`, behind the same functions."""
+        return self._worker("baseline", self.stage.baseline, trusted=True)
+
+    def warm(self) -> None:
+        """Begin starting the workers that this run will need; they load side by side."""
+        self._worker("candidate", self.options.solution, trusted=False)
+        if not self.options.contract_only and self.stage.baseline.exists():
+            self._worker("baseline", self.stage.baseline, trusted=True)
+
+    def fresh_pair(self) -> None:
+        """End both workers, so that the next use starts new processes with memory of their own."""
+        self.close()
+
+    def _worker(self, role: str, path: Path, *, trusted: bool) -> WorkerHost:
+        worker = self._workers.get(role)
+        if worker is None or not worker.alive:
+            if worker is not None:
+                worker.close()
+            folders = [s.folder for s in load_syllabus().stages]
+            config = WorkerConfig(
+                solution=path,
+                scenarios=self.stage.scenarios,
+                stage=self.stage.number,
+                builds=() if trusted else self.stage.builds,
+                forbidden=forbidden_paths(self.stage.number, folders),
+                trusted=trusted,
+                device=self.device,
+                threads=self.options.threads,
+                limits=Limits(self.stage.seconds, self.stage.memory_mb << 20),
+            )
+            worker = self._workers[role] = WorkerHost(config)
+        return worker
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    # -- numbers -----------------------------------------------------------------------------
+
+    def bar(self, name: str) -> Any:
+        return self.stage.bar(self.tier, name)
+
+    def exact(
+        self,
+        name: str,
+        value: float,
+        *,
+        equals: float | None = None,
+        at_most: float | None = None,
+        at_least: float | None = None,
+        text: str,
+        unit: str = "",
+        code: Code = Code.WRONG_COUNT,
+        message: str = "",
+        note: str = "",
+    ) -> None:
+        """Record a counted figure and hold it against its formula.
+
+        Raises:
+            GateFailure: with `code`, when the figure is not what it must be.
+        """
+        bounds = (("=", equals), (">=", at_least), ("<=", at_most))
+        needs = " and ".join(f"{sign} {_figure(b)}" for sign, b in bounds if b is not None)
+        good = (
+            (equals is None or value == equals)
+            and (at_least is None or value >= at_least)
+            and (at_most is None or value <= at_most)
+        )
+        verdict = Verdict.PASS if good else Verdict.FAIL
+        notes = [note] if note else []
+        self._add(Number(name, value, text, unit, needs, verdict, exact=True, notes=notes))
+        if not good:
+            raise GateFailure(
+                code, message or f"{name} is not what the chapter derives", needs, _figure(value)
+            )
+
+    def report(self, name: str, value: float, text: str, *, unit: str = "", note: str = "") -> None:
+        """Record a figure that is held against nothing."""
+        self._add(Number(name, value, text, unit, notes=[note] if note else []))
+
+    def ratio(
+        self,
+        name: str,
+        step_baseline: Callable[[], float],
+        step_candidate: Callable[[], float],
+        *,
+        text: Callable[[PairedRatio], str],
+        warmup: int = 1,
+        max_slices: int = 100,
+        note: str = "",
+        slower: Callable[[PairedRatio], str] | None = None,
+    ) -> PairedRatio:
+        """Time both sides step by step and hold the ratio against its bar in `course.toml`.
+
+        The steps return seconds by the judge's clock. The bar is `{at_least = x}` or
+        `{no_worse_than = x}`.
+
+        Raises:
+            GateFailure: TOO_SLOW when the interval lies below the bar; BACKGROUND_WORK when the
+                solution's processes were busy during the baseline's steps.
+        """
+        bar = bar_of(self.bar(name))
+        watch = BackgroundWatch(self)
+        prior = PairedRatio(self.options.prior.get(name, []))
+        result = measure_pair(
+            watch.around(step_baseline), step_candidate, bar,
+            prior=prior, max_slices=max_slices, warmup=warmup,
+        )  # fmt: skip
+        watch.judge()
+        verdict = result.verdict or Verdict.INCONCLUSIVE
+        number = Number(
+            name, result.median, text(result.ratio), "x", str(bar), verdict,
+            interval=result.interval, slices=result.slices,
+            notes=[note] if note else [], pairs=result.ratio.pairs,
+        )  # fmt: skip
+        self._add(number)
+        if verdict is Verdict.FAIL:
+            low, high = result.interval
+            raise GateFailure(
+                Code.TOO_SLOW,
+                slower(result.ratio) if slower else f"{name} lies below its bar",
+                expected=str(bar),
+                got=f"{result.median:.2f}x, interval [{low:.2f}, {high:.2f}], "
+                f"{result.slices} slices",
+            )
+        return result.ratio
+
+    def observe(
+        self,
+        name: str,
+        step_baseline: Callable[[], float],
+        step_candidate: Callable[[], float],
+        *,
+        text: Callable[[PairedRatio], str],
+        slices: int,
+        warmup: int = 1,
+    ) -> PairedRatio:
+        """Time both sides as `ratio` does, for a figure that is held against nothing."""
+        ratio = PairedRatio()
+        for index in range(-warmup, slices):
+            if index % 2:
+                baseline_s, candidate_s = step_baseline(), step_candidate()
+            else:
+                candidate_s, baseline_s = step_candidate(), step_baseline()
+            if index >= 0:
+                ratio.add(baseline_s, candidate_s)
+        number = Number(name, ratio.median, text(ratio), "x", slices=slices, pairs=ratio.pairs)
+        self._add(number)
+        return ratio
+
+    def interval(
+        self,
+        name: str,
+        ratio: PairedRatio,
+        interval: tuple[float, float],
+        verdict: Verdict,
+        unit: str,
+        *,
+        text: str,
+        needs: str,
+        extra: dict[str, float] | None = None,
+    ) -> None:
+        """Record a figure whose verdict the gate itself has drawn from an interval."""
+        self._add(
+            Number(
+                name, ratio.median, text, unit, needs, verdict,
+                interval=interval, slices=len(ratio), pairs=ratio.pairs, extra=extra or {},
+            )  # fmt: skip
+        )
+
+    def _add(self, number: Number) -> None:
+        self.numbers.append(number)
+        if self.record is not None:
+            self.record(number)
+
+
+class BackgroundWatch:
+    """Notices processor time that the candidate uses during the baseline's steps."""
+
+    def __init__(self, gate: GateRun) -> None:
+        self.gate = gate
+        self.used = 0.0
+        self.elapsed = 0.0
+
+    def around(self, step: Callable[[], float]) -> Callable[[], float]:
+        def watched() -> float:
+            before, start = self._others(), time.perf_counter()
+            seconds = step()
+            self.elapsed += time.perf_counter() - start
+            self.used += max(0.0, self._others() - before)
+            return seconds
+
+        return watched
+
+    def _others(self) -> float:
+        """Processor time of everything below the judge that is not the baseline."""
+        return descendants_cpu_seconds(apart_from=self.gate.baseline)
+
+    def judge(self) -> None:
+        share = self.used / self.elapsed if self.elapsed else 0.0
+        if share > BACKGROUND_SHARE:
+            raise GateFailure(
+                Code.BACKGROUND_WORK,
+                "the solution kept a processor busy while the baseline was being timed",
+                expected=f"at most {BACKGROUND_SHARE:.0%} of one core",
+                got=f"{share:.0%} over {self.elapsed:.1f} s",
+            )
+
+
+def bar_of(entry: Mapping[str, float]) -> Bar:
+    """A bar as `course.toml` writes it."""
+    if "at_least" in entry:
+        return Bar(entry["at_least"], "at_least")
+    return Bar(entry["no_worse_than"], "no_worse_than")
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"

@@ -1,0 +1,68 @@
+"""What is right, computed by somebody else: the course's decoder in double precision, no cache.
+
+The decoder is proved against transformers in `tests/model`. Here it runs in float64 with dense
+attention, recomputing everything, in the judge's own process.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import torch
+
+from course.model import FullAttention, LoadedModel, load
+
+# Top-2 logits of a float32 model closer than this may swap by rounding alone. Contract prompts are
+# chosen so that no step comes near it.
+NEAR_TIE = 1e-3
+
+
+class Oracle:
+    """Greedy text and logits of a small model, in float64."""
+
+    def __init__(self, name: str) -> None:
+        self.loaded: LoadedModel = load(name, device="cpu", dtype=torch.float64)
+        self.config = self.loaded.config
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """[T, V] float64: logits at every position of one sequence."""
+        ids = torch.tensor([token_ids])
+        positions = torch.arange(len(token_ids))[None]
+        return self.loaded.model.forward(ids, positions, FullAttention())[0]
+
+    def greedy(self, prompt: list[int], new: int) -> tuple[list[int], float]:
+        """`new` tokens after the prompt, and the smallest top-2 gap on the way."""
+        tokens, gap = list(prompt), float("inf")
+        for _ in range(new):
+            top = self.logits(tokens)[-1].topk(2)
+            gap = min(gap, float(top.values[0] - top.values[1]))
+            tokens.append(int(top.indices[0]))
+        return tokens[len(prompt) :], gap
+
+    def prompt(self, rng: random.Random, length: int, new: int) -> tuple[list[int], list[int]]:
+        """A random prompt whose greedy continuation is clear of near-ties, and the continuation."""
+        for _ in range(100):
+            prompt = [rng.randrange(256) for _ in range(length)]
+            expected, gap = self.greedy(prompt, new)
+            if gap > NEAR_TIE:
+                return prompt, expected
+        raise RuntimeError(f"no prompt of {length} tokens is clear of near-ties")
+
+
+@cache
+def nano_oracle() -> Oracle:
+    """The oracle that contracts use."""
+    return Oracle("nano")
+
+
+def near_tie(model: str, prefix: list[int], one: int, other: int) -> bool:
+    """Whether two next tokens are so close in the logits that float32 rounding may swap them."""
+    loaded = load(model, device="cpu", dtype=torch.float32)
+    if not 0 <= one < loaded.config.vocab_size:
+        return False
+    positions = torch.arange(len(prefix))[None]
+    rows = loaded.model.forward(torch.tensor([prefix]), positions, FullAttention(), logit_rows=[-1])
+    logits = rows[0]
+    gap = float((logits[one] - logits[other]).abs())
+    return gap < NEAR_TIE and float(logits.max() - logits[one]) < NEAR_TIE

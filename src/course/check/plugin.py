@@ -1,0 +1,186 @@
+"""The pytest plugin under every gate, for `course check` and for plain `pytest gates` alike.
+
+    pytest gates/test_stage_01_naive_loop.py --solution reference
+
+A gate module names its stage (`STAGE = 1`) and marks its tests `contract` or `number`. Contract
+tests run first. The plugin hands them the fixture `gate`, keeps what they find, and turns every
+timed number into a pytest-benchmark record.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateOptions, GateRun
+from course.check.host import SolutionError
+from course.check.result import CheckOutcome, Number
+from course.check.solutions import solution_path
+from course.syllabus import load_syllabus
+
+
+class ReplayClock:
+    """A clock for pytest-benchmark that replays seconds which the judge has measured already."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class GatePlugin:
+    """Collects outcomes. `run` is given by `course check`; plain pytest makes one per module."""
+
+    def __init__(self, run: GateRun | None = None) -> None:
+        self.run = run
+        self.clock = ReplayClock()
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        for item in items:
+            number = item.get_closest_marker("number") is not None
+            if not number and item.get_closest_marker("contract") is None:
+                raise pytest.UsageError(f"{item.nodeid} is marked neither contract nor number")
+            if number and config.pluginmanager.hasplugin("benchmark"):
+                item.add_marker(pytest.mark.benchmark(timer=self.clock.now))
+        items.sort(key=lambda item: (str(item.path), layer_of(item) == "number"))
+        if self.run is not None and self.run.options.contract_only:
+            items[:] = [item for item in items if layer_of(item) == "contract"]
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Iterator[None]:
+        outcome = yield
+        report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+        if call.excinfo is not None and isinstance(call.excinfo.value, GateFailure):
+            report.longrepr = explain_briefly(call.excinfo.value)
+        if self.run is None or (report.when != "call" and report.passed):
+            return
+        self.run.checks.append(
+            CheckOutcome(
+                item.name, layer_of(item), report.outcome, round(report.duration, 3), title_of(item)
+            )
+        )
+        if report.passed or self.run.failure is not None:
+            return
+        self.run.failure = as_failure(call, report)
+        item.session.shouldfail = "the first decisive failure ends a gate"
+
+    @pytest.fixture(scope="module")
+    def gate(self, request: pytest.FixtureRequest) -> Iterator[GateRun]:
+        """The run of this module's gate."""
+        if self.run is not None:
+            yield self.run
+            return
+        stage = load_syllabus().find(request.module.STAGE)
+        option = request.config.getoption
+        seed = option("--gate-seed")
+        options = GateOptions(
+            solution=solution_path(stage, option("--solution")),
+            tier=option("--tier"),
+            model=option("--gate-model"),
+            seed=random.SystemRandom().getrandbits(48) if seed is None else seed,
+        )
+        run = GateRun(stage, options)
+        run.warm()
+        yield run
+        run.close()
+
+    @pytest.fixture(autouse=True)
+    def _benchmark_bridge(self, request: pytest.FixtureRequest, gate: GateRun) -> Iterator[None]:
+        """Make the timed number of this test a pytest-benchmark record too."""
+        if layer_of(request.node) != "number" or not request.config.pluginmanager.hasplugin(
+            "benchmark"
+        ):
+            yield
+            return
+        benchmark = request.getfixturevalue("benchmark")
+
+        def record(number: Number) -> None:
+            benchmark.extra_info[number.name] = number.as_dict()
+            if not number.pairs:
+                return
+            seconds = iter([candidate for _, candidate in number.pairs])
+            benchmark.pedantic(
+                lambda: self.clock.advance(next(seconds)), rounds=len(number.pairs), iterations=1
+            )
+
+        gate.record = record
+        yield
+        gate.record = None
+        if benchmark.stats is None and benchmark.extra_info:  # a counter: nothing was timed
+            benchmark.pedantic(lambda: self.clock.advance(1e-9), rounds=1, iterations=1)
+
+
+def layer_of(item: pytest.Item) -> str:
+    return "number" if item.get_closest_marker("number") else "contract"
+
+
+def title_of(item: pytest.Item) -> str:
+    """The first line of a test's docstring, or its name in words."""
+    doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
+    return doc.strip().split("\n")[0] or item.name.removeprefix("test_").replace("_", " ")
+
+
+def as_failure(call: pytest.CallInfo[Any], report: pytest.TestReport) -> GateFailure:
+    """What a test that did not pass means. Anything unforeseen is the course's fault."""
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, GateFailure):
+        return error
+    if isinstance(error, SolutionError):
+        return GateFailure(
+            Code.CRASHED, str(error), where=error.where, detail=error.traceback
+        )
+    if report.skipped:
+        return GateFailure(Code.BROKEN_GATE, f"a check was skipped: {report.nodeid}")
+    return GateFailure(
+        Code.BROKEN_GATE,
+        f"the judge raised {type(error).__name__}: {error}",
+        detail=str(report.longrepr)[-3000:],
+    )
+
+
+def explain_briefly(failure: GateFailure) -> str:
+    """What plain pytest prints for a GateFailure, instead of the judge's own source."""
+    lines = [f"{failure.code.value}: {failure.message}"]
+    for name in ("expected", "got", "where"):
+        if text := getattr(failure, name):
+            lines.append(f"  {name:9} {text}")
+    if failure.detail:
+        lines += ["", failure.detail]
+    return "\n".join(lines)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("course", "gates of the course")
+    group.addoption("--solution", default="mine", help="mine, reference, or a path to a file")
+    group.addoption("--tier", default="cpu", choices=["cpu", "cuda"])
+    group.addoption("--gate-model", default="smollm2-135m", help="the model of the numbers")
+    group.addoption("--gate-seed", type=int, default=None, help="repeats a run's secret inputs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "contract: what comes out must be right")
+    config.addinivalue_line("markers", "number: what was predicted, measured")
+    if not any(isinstance(p, GatePlugin) for p in config.pluginmanager.get_plugins()):
+        config.pluginmanager.register(GatePlugin(), "course-gate")
+
+
+def gate_arguments(gate: Path) -> list[str]:
+    """The arguments with which `course check` runs pytest on one gate."""
+    return [
+        str(gate), "-p", "no:cacheprovider", "-p", "no:terminal", "--strict-markers",
+        "--rootdir", str(gate.parent), "-c", "/dev/null",
+    ]  # fmt: skip

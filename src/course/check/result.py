@@ -1,0 +1,119 @@
+"""What a check found: plain data, printed, stored and written as JSON alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from course.check.failure import GateFailure
+from course.measure.ratio import Verdict
+
+
+class Exit(IntEnum):
+    """The exit status of every command that checks."""
+
+    PASS = 0
+    FAIL = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    NOT_HERE = 4  # the required tier is not on this machine
+
+
+@dataclass
+class Number:
+    """One measured figure.
+
+    `verdict` is None for a figure that is reported and held against nothing.
+    """
+
+    name: str
+    value: float
+    text: str  # "272 against 417: 1.53x fewer"
+    unit: str = ""
+    needs: str = ""  # the bar, as it is printed
+    verdict: Verdict | None = None
+    exact: bool = False
+    interval: tuple[float, float] | None = None
+    slices: int = 0
+    notes: list[str] = field(default_factory=list)
+    extra: dict[str, float] = field(default_factory=dict)  # figures that other checks build on
+    pairs: list[tuple[float, float]] = field(default_factory=list, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        document = asdict(self)
+        document["verdict"] = None if self.verdict is None else self.verdict.value
+        del document["pairs"]
+        return document
+
+
+@dataclass
+class CheckOutcome:
+    """One test of a gate."""
+
+    name: str
+    layer: str  # "contract" or "number"
+    outcome: str  # "passed", "failed"
+    seconds: float
+    title: str = ""  # what it checks, in words
+
+
+@dataclass
+class StageResult:
+    """Everything that one run of one gate found."""
+
+    stage: str
+    title: str
+    tier: str
+    device: str
+    model: str
+    solution: str
+    solution_hash: str
+    seed: int
+    contract_only: bool = False
+    checks: list[CheckOutcome] = field(default_factory=list)
+    numbers: list[Number] = field(default_factory=list)
+    failure: GateFailure | None = None
+    missing: list[str] = field(default_factory=list)  # numbers that should be there and are not
+    remarks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> Exit:
+        """Fail before inconclusive before pass; what was not measured is never a pass."""
+        if self.failure is not None:
+            return Exit.NOT_HERE if self.failure.code.value == "NOT_MEASURABLE" else Exit.FAIL
+        if not self.checks or any(c.outcome != "passed" for c in self.checks) or self.missing:
+            return Exit.FAIL
+        verdicts = [n.verdict for n in self.numbers if n.verdict is not None]
+        if Verdict.FAIL in verdicts:
+            return Exit.FAIL
+        if Verdict.INCONCLUSIVE in verdicts:
+            return Exit.INCONCLUSIVE
+        return Exit.PASS
+
+    @property
+    def passed(self) -> bool:
+        """The gate is open: contract and numbers both, on this machine."""
+        return self.status is Exit.PASS and not self.contract_only
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "title": self.title,
+            "status": self.status.name.lower(),
+            "passed": self.passed,
+            "tier": self.tier,
+            "device": self.device,
+            "model": self.model,
+            "solution": self.solution,
+            "solution_hash": self.solution_hash,
+            "seed": self.seed,
+            "contract_only": self.contract_only,
+            "checks": [asdict(c) for c in self.checks],
+            "numbers": [n.as_dict() for n in self.numbers],
+            "failure": self.failure.as_dict() if self.failure else None,
+            "missing": self.missing,
+            "remarks": self.remarks,
+            "seconds": round(self.seconds, 2),
+        }

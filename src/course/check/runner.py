@@ -1,0 +1,121 @@
+"""Runs one gate on one solution, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateOptions, GateRun
+from course.check.host import adopt_orphans, end_orphans
+from course.check.plugin import GatePlugin, gate_arguments, title_of
+from course.check.result import StageResult
+from course.check.solutions import solution_hash
+from course.syllabus import Stage
+
+
+def new_seed() -> int:
+    """A secret that nobody could prepare for; `--seed` repeats it."""
+    return secrets.randbits(48)
+
+
+def run_gate(
+    stage: Stage,
+    options: GateOptions,
+    *,
+    progress: Callable[[str], None] | None = None,
+    benchmark_json: Path | None = None,
+    junit: Path | None = None,
+) -> StageResult:
+    """Run the gate of `stage`. Never raises for anything that a solution does.
+
+    Args:
+        progress: called with one line for each check that begins.
+        benchmark_json, junit: files that pytest-benchmark and pytest write, if given.
+    """
+    result = StageResult(
+        stage=stage.id,
+        title=stage.title,
+        tier=options.tier,
+        device="cuda" if options.tier == "cuda" else "cpu",
+        model=options.model,
+        solution=str(options.solution),
+        solution_hash=solution_hash(options.solution),
+        seed=options.seed,
+        contract_only=options.contract_only,
+    )
+    start = time.perf_counter()
+    adopt_orphans()
+    gate = GateRun(stage, options)
+    try:
+        gate.warm()
+        gate.candidate.wait_loaded()
+        status, said = _run_pytest(gate, progress, benchmark_json, junit)
+        if gate.failure is None and (status not in (0, 1) or not gate.checks):
+            gate.failure = GateFailure(
+                Code.BROKEN_GATE, f"pytest ended with status {int(status)}", detail=said[-3000:]
+            )
+    except GateFailure as failure:
+        gate.failure = failure
+    finally:
+        gate.close()
+    left = end_orphans(known=())
+    if left:
+        result.remarks.append(f"processes that the solution left behind were ended: {left[0]}")
+    result.checks, result.numbers, result.failure = gate.checks, gate.numbers, gate.failure
+    if not options.contract_only and result.failure is None:
+        found = {number.name for number in gate.numbers}
+        result.missing = [name for name in stage.numbers if name not in found]
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _run_pytest(
+    gate: GateRun,
+    progress: Callable[[str], None] | None,
+    benchmark_json: Path | None,
+    junit: Path | None,
+) -> tuple[int, str]:
+    arguments = gate_arguments(gate.stage.gate)
+    if benchmark_json is not None:
+        arguments += ["-p", "pytest_benchmark.plugin", f"--benchmark-json={benchmark_json}"]
+    if junit is not None:
+        arguments += [f"--junit-xml={junit}", "-o", f"junit_suite_name={gate.stage.id}"]
+    plugins: list[object] = [GatePlugin(gate)]
+    if progress is not None:
+        plugins.append(_Progress(progress))
+    said = io.StringIO()
+    with _no_autoload(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = pytest.main(arguments, plugins=plugins)
+    return int(status), said.getvalue()
+
+
+class _Progress:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.say(title_of(item))
+
+
+@contextlib.contextmanager
+def _no_autoload() -> Iterator[None]:
+    """Gates need no other pytest plugin; loading every installed one costs a second."""
+    name = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,42 @@
+"""Which file `--solution mine|reference|PATH` means."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from course.syllabus import Stage
+
+
+class NoSuchSolution(ValueError):
+    """`--solution` names nothing that could be checked."""
+
+
+def solution_path(stage: Stage, solution: str) -> Path:
+    """The file to check.
+
+    Raises:
+        NoSuchSolution: a path that is neither a file nor a folder holding the stage's file.
+    """
+    if solution == "mine":
+        return stage.file
+    if solution == "reference":
+        return stage.reference
+    path = Path(solution).expanduser().resolve()
+    inside = [path / stage.folder / f"{stage.slug}.py", path / f"{stage.slug}.py"]
+    inside += [path / "stages" / stage.folder / f"{stage.slug}.py"]
+    for candidate in inside if path.is_dir() else [path]:
+        if candidate.is_file():
+            return candidate
+    raise NoSuchSolution(
+        f"--solution must be mine, reference, or a path to {stage.slug}.py or a folder that holds "
+        f"it; there is none at {solution}"
+    )
+
+
+def solution_hash(path: Path) -> str:
+    """A short hash of the file's bytes; of nothing when it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "missing"

@@ -1,0 +1,161 @@
+"""The syllabus: `course.toml` as Stage objects, and the many ways to name a stage."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from course.paths import course_home
+
+
+class UnknownStage(ValueError):
+    """A name that no stage answers to."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the course, as `course.toml` describes it."""
+
+    number: int
+    slug: str  # "naive_loop"
+    title: str
+    because: str  # which bill of the stage before this one pays
+    published: bool = False
+    given: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ()  # the public names that the student writes
+    needs: tuple[int, ...] = ()  # earlier stages whose parts are used
+    measures: str = ""
+    numbers: tuple[str, ...] = ()  # every number that a full check must bring
+    predict: str = ""  # the question of `course predict`
+    predicts: str = ""  # the name of the measured number that the prediction is scored against
+    terms: tuple[str, ...] = ()
+    points: int = 5
+    seconds: float = 300.0  # the longest that a student's code may run in one reply
+    memory_mb: int = 6000  # resident memory of the student's process tree
+    bars: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tier -> name -> bar
+
+    @property
+    def id(self) -> str:
+        return f"stage-{self.number:02d}"
+
+    @property
+    def folder(self) -> str:
+        return f"stage_{self.number:02d}_{self.slug}"
+
+    @property
+    def home(self) -> Path:
+        """Where the student works."""
+        return course_home() / "stages" / self.folder
+
+    @property
+    def file(self) -> Path:
+        return self.home / f"{self.slug}.py"
+
+    @property
+    def chapter(self) -> Path:
+        return self.home / "README.md"
+
+    @property
+    def hints(self) -> Path:
+        return self.home / "hints.md"
+
+    @property
+    def reference(self) -> Path:
+        return course_home() / "reference" / self.folder / f"{self.slug}.py"
+
+    @property
+    def gate(self) -> Path:
+        return course_home() / "gates" / f"test_{self.folder}.py"
+
+    @property
+    def scenarios(self) -> Path:
+        return course_home() / "gates" / "scenarios" / f"{self.folder}.py"
+
+    @property
+    def baseline(self) -> Path:
+        return course_home() / "gates" / "baseline" / f"{self.folder}.py"
+
+    @property
+    def wrong(self) -> list[Path]:
+        """Solutions that must fail, each with the code in its first line."""
+        return sorted((course_home() / "gates" / "wrong" / self.folder).glob("*.py"))
+
+    @property
+    def notebook(self) -> Path:
+        return course_home() / "notebooks" / f"{self.number:02d}_{self.slug}.ipynb"
+
+    def bar(self, tier: str, name: str) -> Any:
+        """One bar or setting of a tier; a tier without its own takes the CPU's."""
+        for table in (self.bars.get(tier, {}), self.bars.get("cpu", {})):
+            if name in table:
+                return table[name]
+        raise KeyError(f"course.toml has no bar {name!r} for {self.id} at tier {tier}")
+
+
+@dataclass(frozen=True)
+class Syllabus:
+    """The stages in order."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def published(self) -> tuple[Stage, ...]:
+        return tuple(s for s in self.stages if s.published)
+
+    def find(self, name: str | int) -> Stage:
+        """The stage that `7`, `07`, `stage-7`, `stage_07_block_allocator` or `block-allocator` names.
+
+        Raises:
+            UnknownStage: no stage answers to that name; the message lists near ones.
+        """
+        text = str(name).strip().lower().rstrip("/").replace("_", "-")
+        text = text.removesuffix(".py").rsplit("/", 1)[-1]
+        number = re.fullmatch(r"(?:stage-?)?0*(\d+)(?:-.*)?", text)
+        for stage in self.stages:
+            slug = stage.slug.replace("_", "-")
+            if text == slug or (number and int(number.group(1)) == stage.number):
+                return stage
+        import difflib
+
+        slugs = [s.slug.replace("_", "-") for s in self.stages]
+        near = difflib.get_close_matches(text, slugs, n=2, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        last = self.stages[-1].number
+        raise UnknownStage(
+            f"there is no stage {str(name)!r}: use 1 to {last}, stage-1, or a name such as "
+            f"{slugs[0]}.{hint}"
+        )
+
+    def providers(self) -> dict[str, Stage]:
+        """The public names that stages build, each with the stage that builds it first."""
+        found: dict[str, Stage] = {}
+        for stage in self.stages:
+            for name in stage.builds:
+                found.setdefault(name, stage)
+        return found
+
+
+def _stage(entry: dict[str, Any]) -> Stage:
+    known = {f for f in Stage.__dataclass_fields__}
+    unknown = set(entry) - known
+    if unknown:
+        raise ValueError(f"course.toml: unknown key {sorted(unknown)[0]!r} in {entry.get('slug')}")
+    tuples = {k: tuple(v) for k, v in entry.items() if isinstance(v, list)}
+    return Stage(**{**entry, **tuples})
+
+
+@cache
+def load_syllabus(path: Path | None = None) -> Syllabus:
+    """Read `course.toml` (the course's own, unless `path` is given)."""
+    path = path or course_home() / "course.toml"
+    with path.open("rb") as file:
+        document = tomllib.load(file)
+    stages = tuple(_stage(entry) for entry in document["stage"])
+    if [s.number for s in stages] != list(range(1, len(stages) + 1)):
+        raise ValueError(f"{path}: the stages must be numbered 1, 2, 3, ... in order")
+    return Syllabus(stages)

@@ -1,0 +1,199 @@
+"""The words every stage shares.
+
+A *request* is what a client sends. A *sequence* is a request that the engine has taken on: it owns
+tokens and, from stage 07 on, cache blocks. A *step batch* is what one forward pass computes: some
+tokens of some sequences, laid out flat. An *output* is what one step adds to one request.
+
+Nothing here computes; nothing here knows how a stage does its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as SequenceABC
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FinishReason(str, Enum):
+    """Why a request ended, in the words of the OpenAI API."""
+
+    STOP = "stop"  # an end-of-sequence token, or a stop string
+    LENGTH = "length"  # max_new_tokens reached, or the context is full
+    ABORT = "abort"  # the client went away
+    REFUSED = "refused"  # the request can never be served, for a reason that is given
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. The defaults are greedy decoding.
+
+    Raises:
+        ValueError: a field is outside its range; the message names the field.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps every token
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = 0  # how many top log-probabilities to report per token
+
+    def __post_init__(self) -> None:
+        require_range("max_new_tokens", self.max_new_tokens, low=0)
+        require_range("temperature", self.temperature, low=0.0)
+        require_range("top_k", self.top_k, low=0)
+        require_range("min_p", self.min_p, low=0.0, high=1.0)
+        require_range("logprobs", self.logprobs, low=0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if not self.repetition_penalty > 0.0:
+            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for: prompt tokens and how to continue them."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    eos_ids: tuple[int, ...] = ()
+    arrival: float = 0.0  # seconds, on the engine's own clock
+
+
+@dataclass
+class Sequence:
+    """A request being served. `tokens` is the prompt followed by everything generated so far.
+
+    `num_computed` counts the tokens whose keys and values are in the cache: the tokens *fed*. The
+    newest token has been emitted but not fed yet, so in steady decode
+    `num_computed == len(tokens) - 1`.
+    """
+
+    request: Request
+    tokens: list[int]
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> Sequence:
+        return cls(request, list(request.prompt_ids))
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One ragged forward pass: T tokens of S sequences, laid end to end, no padding.
+
+    Sequence s owns the tokens `query_start_loc[s] : query_start_loc[s + 1]`: one (decode), several
+    (verification of a draft) or a chunk of its prompt (prefill). Its queries are its *last*
+    positions: query i of n sees the first `context_lens[s] - n + i + 1` positions.
+    """
+
+    token_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    query_start_loc: torch.Tensor  # [S + 1] int32
+    context_lens: torch.Tensor  # [S] int32, the tokens of this step included
+    block_tables: torch.Tensor  # [S, W] int32, padded with -1
+    slot_mapping: torch.Tensor  # [T] int64: where each token's K and V go; -1 writes nowhere
+    logit_rows: torch.Tensor  # [L] int64: the rows that need logits
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one engine step adds to one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    reason: str = ""  # for REFUSED: what can never fit, and by how much
+
+
+class HasVocabulary(Protocol):
+    """The two facts of a model's config that bound a prompt."""
+
+    vocab_size: int
+    max_context: int
+
+
+def check_generation(
+    config: HasVocabulary,
+    prompt_ids: SequenceABC[int],
+    max_new_tokens: int,
+    eos_ids: Iterable[int] = (),
+) -> int:
+    """Check the arguments that every `generate` takes, and return how many tokens may be generated.
+
+    A prompt of n tokens can be continued by at most `max_context - n + 1` tokens: the last one is
+    emitted but never fed back.
+
+    Raises:
+        TypeError: an id is not an int.
+        ValueError: `prompt_ids` is empty, holds an id outside the vocabulary, or is longer than the
+            context; `max_new_tokens` is negative; `eos_ids` holds an id outside the vocabulary.
+    """
+    if isinstance(prompt_ids, str) or not isinstance(prompt_ids, SequenceABC):
+        kind = type(prompt_ids).__name__
+        raise TypeError(f"prompt_ids must be a sequence of token ids (ints), got {kind}")
+    if len(prompt_ids) == 0:
+        raise ValueError("prompt_ids must hold at least one token, got none")
+    _check_ids("prompt_ids", prompt_ids, config.vocab_size)
+    _check_ids("eos_ids", tuple(eos_ids), config.vocab_size)
+    if len(prompt_ids) > config.max_context:
+        raise ValueError(
+            f"prompt_ids must fit the context of {config.max_context} tokens, got {len(prompt_ids)}"
+        )
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+        raise TypeError(f"max_new_tokens must be an int, got {type(max_new_tokens).__name__}")
+    require_range("max_new_tokens", max_new_tokens, low=0)
+    return min(max_new_tokens, config.max_context - len(prompt_ids) + 1)
+
+
+def _check_ids(name: str, ids: SequenceABC[int], vocab_size: int) -> None:
+    for index, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise TypeError(f"{name}[{index}] must be an int, got {type(token).__name__}")
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{name}[{index}] must lie in 0..{vocab_size - 1}, got {token}")
+
+
+def require_range(
+    name: str, value: float, *, low: float | None = None, high: float | None = None
+) -> None:
+    """Raise a ValueError that names `name` unless low <= value <= high."""
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        if high is None:
+            wanted = f"at least {low}"
+        elif low is None:
+            wanted = f"at most {high}"
+        else:
+            wanted = f"between {low} and {high}"
+        raise ValueError(f"{name} must be {wanted}, got {value}")
