@@ -12,9 +12,12 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "course"
 
@@ -60,6 +63,7 @@ case $code in
         case $module in
             venv)
                 for folder; do :; done
+                . "$fake/venv"
                 if [ "$1" = --clear ]; then rm -rf "$folder"; fi
                 mkdir -p "$folder/bin"
                 cp "$0" "$folder/bin/python"
@@ -109,6 +113,7 @@ class Checkout:
         (self.fake / "calls").touch()
         (self.fake / "pip-installer").touch()
         (self.fake / "torch").touch()
+        (self.fake / "venv").touch()
         self.pip_works()
         self.add_python("python3", "3.11.7")
 
@@ -143,6 +148,23 @@ class Checkout:
         (self.fake / "pip-packages").write_text(
             ': >"$fake/pip-is-at-work"\n'
             'while [ ! -e "$fake/go" ]; do sleep 0.05; done\n' + CONSOLE_SCRIPT
+        )
+
+    def venv_is_slow(self) -> None:
+        """`venv` starts a helper process, as the real one does, and waits for it."""
+        # A process group takes a real Python: it runs the launcher's own line, and as the module a
+        # standard one that runs what it is given.
+        statement = (
+            "import pathlib, subprocess;"
+            "helper = subprocess.Popen(['sleep', '60']);"
+            f"new = pathlib.Path({str(self.fake)!r}, 'new');"
+            "new.write_text(str(helper.pid));"
+            "new.rename(new.with_name('helper'));"
+            "helper.wait()"
+        )
+        python, statement = shlex.quote(sys.executable), shlex.quote(statement)
+        (self.fake / "venv").write_text(
+            f'exec {python} -I -c "$code" timeit -n 1 -r 1 {statement}\n'
         )
 
     def let_pip_go(self) -> None:
@@ -206,3 +228,11 @@ def too_long(text: str) -> list[str]:
     without_codes = re.sub("\033\\[[0-9]*[mK]", "", text)
     lines = without_codes.replace("\r\n", "\n").replace("\r", "\n").splitlines()
     return [line for line in lines if len(line) > 80 and "  | " not in line and " (/" not in line]
+
+
+def is_running(pid: int) -> bool:
+    """False also for a process that has ended and that nobody has asked about yet."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from launcher.fake_checkout import Checkout, finish, too_long, wait_until
+from launcher.fake_checkout import Checkout, finish, is_running, too_long, wait_until
 
 UNREACHABLE = """\
 WARNING: Retrying (Retry(total=0)) after connection broken by 'NameResolutionError(...)'
@@ -91,6 +91,21 @@ def test_stopped(checkout_in_each_shell: Checkout, name: str) -> None:
     again = checkout.run()
     assert again.returncode == 0
     assert "going on with it" in again.stderr
+
+
+def test_stopped_while_the_environment_is_made(checkout_in_each_shell: Checkout) -> None:
+    """venv runs ensurepip in a process of its own, which must not be left at work."""
+    checkout = checkout_in_each_shell
+    checkout.venv_is_slow()
+    process = checkout.start()
+    wait_until((checkout.fake / "helper").exists)
+    helper = int((checkout.fake / "helper").read_text())
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.returncode == -signal.SIGINT
+    assert "Set-up stopped" in result.stderr
+    wait_until(lambda: not is_running(helper))
+    assert not checkout.lock.exists()
 
 
 def test_killed_with_all_its_children(checkout: Checkout) -> None:
@@ -179,7 +194,10 @@ def test_half_installed_packages_are_installed_again(checkout: Checkout) -> None
         folder.mkdir(parents=True)
         (folder / "METADATA").touch()
     (whole / "INSTALLER").write_text("pip\n")
+    replaced = packages / "~alf-0.dist-info"
+    replaced.mkdir()
     checkout.pip_works()
     checkout.run()
     assert whole.exists()
     assert not half.exists()
+    assert not replaced.exists()
