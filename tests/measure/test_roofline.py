@@ -287,6 +287,12 @@ def test_a_real_probe(tmp_path):
     assert found.copy_bandwidth > 0
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(RuntimeError, match="cuda"):
+        probe("cuda")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_real_probe_of_a_gpu(tmp_path):
     found = probe("cuda", cache=tmp_path / "machine.json")
