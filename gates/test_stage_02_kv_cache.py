@@ -137,6 +137,11 @@ def test_positions(gate: GateRun) -> None:
         f"{naive / max(1, counts['positions']):.1f}x fewer",
         message="with a cache, prompt + new - 1 positions are computed",
     )  # fmt: skip
+    gate.exact(
+        "head_rows", counts["head_rows"], equals=new,
+        text=f"{counts['head_rows']:,} rows through the LM head",
+        message="only the last position of a pass needs the head",
+    )  # fmt: skip
 
 
 @pytest.mark.number

@@ -13,9 +13,10 @@ from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
 from course.check.prompts import real_prompt
-from course.measure.machine import last_level_cache_bytes
 from course.measure.ratio import Bar, PairedRatio, Verdict, look
+from course.measure.roofline import cache_bytes
 from course.model.config import ModelConfig
+from course.model.describe import load_config
 from course.model.published import PUBLISHED
 
 STAGE = 3
@@ -156,10 +157,10 @@ def decode_cost(
 @pytest.mark.number
 def test_bandwidth(gate: GateRun) -> None:
     """read bandwidth against the course's own probe"""
-    cache_bytes = last_level_cache_bytes(gate.device)
-    readings = Readings(gate, "measure_bandwidth", [cache_bytes])
+    cache = cache_bytes(gate.device)
+    readings = Readings(gate, "measure_bandwidth", [cache])
     # Whatever is read must exceed the cache, so an honest call takes at least this long.
-    readings.compare("bandwidth", "GB/s", 1e9, least_work=2 * cache_bytes)
+    readings.compare("bandwidth", "GB/s", 1e9, least_work=2 * cache)
 
 
 @pytest.mark.number
@@ -253,7 +254,7 @@ def test_floor(gate: GateRun) -> None:
     run.step()  # the prefill
     seconds = statistics.median(run.step().seconds for _ in range(25))
     run.stop()
-    config = model_config(gate.model)
+    config = load_config(gate.model, gate.device)
     bandwidth, flops = (by_name[n].extra["candidate"] for n in ("bandwidth", "flops"))
     args = [1, context_len, width, bandwidth, flops]
     floor = expect.is_number(
@@ -269,9 +270,3 @@ def test_floor(gate: GateRun) -> None:
         note="the rest is host overhead, and reading in pieces: see the split in the notebook",
     )  # fmt: skip
 
-
-def model_config(name: str) -> ModelConfig:
-    """The shape of the model of the numbers."""
-    from course.model import load
-
-    return load(name, device="cpu").config

@@ -81,6 +81,7 @@ class WorkerHost:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
+        self.seconds = config.limits.seconds  # for the next reply
         self._runs = 0
         self._killed: GateFailure | None = None
         self._output = tempfile.TemporaryFile()
@@ -167,7 +168,7 @@ class WorkerHost:
         try:
             start = time.perf_counter()
             self.channel.send(message)
-            reply = self._receive(self.config.limits.seconds)
+            reply = self._receive(self.seconds)
             seconds = time.perf_counter() - start
         except ChannelClosed:
             raise self._ended() from None

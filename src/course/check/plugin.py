@@ -101,7 +101,8 @@ class GatePlugin:
     @pytest.fixture(autouse=True)
     def _benchmark_bridge(self, request: pytest.FixtureRequest, gate: GateRun) -> Iterator[None]:
         """Make the timed number of this test a pytest-benchmark record too."""
-        if layer_of(request.node) != "number" or not request.config.pluginmanager.hasplugin(
+        gate.layer = layer_of(request.node)
+        if gate.layer != "number" or not request.config.pluginmanager.hasplugin(
             "benchmark"
         ):
             yield

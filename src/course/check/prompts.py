@@ -6,12 +6,12 @@ import random
 from functools import cache
 
 from course.data import prompts
+from course.model.describe import load_tokenizer
 
 
 @cache
 def _tokens(model: str) -> list[list[int]]:
     """Every prompt of the chat and code workloads, as tokens of this model."""
-    from course.model import load_tokenizer
     tokenizer = load_tokenizer(model)
     texts = [prompt for name in ("chat", "code") for prompt in prompts(name)]
     return [tokenizer.encode(text + "\n\n") for text in texts]

@@ -1,0 +1,19 @@
+# NO_ERROR_RAISED: a negative limit is taken as if it were 0
+import torch
+
+from course.model import FullAttention
+from course.types import check_generation
+
+
+def generate(model, prompt_ids, max_new_tokens, eos_ids=()):
+    check_generation(model.config, prompt_ids, 0, eos_ids)
+    tokens = list(prompt_ids)
+    for _ in range(min(max_new_tokens, model.config.max_context - len(tokens) + 1)):
+        token_ids = torch.tensor([tokens], device=model.device)
+        positions = torch.arange(len(tokens), device=model.device)[None]
+        logits = model.forward(token_ids, positions, FullAttention(), logit_rows=[-1])
+        token = int(logits[0].argmax())
+        yield token
+        if token in eos_ids:
+            return
+        tokens.append(token)
