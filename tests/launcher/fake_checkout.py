@@ -170,6 +170,15 @@ class Checkout:
     def let_pip_go(self) -> None:
         (self.fake / "go").touch()
 
+    def wait_for_pip(self) -> int:
+        """Waits until pip is at work and the lock says so; returns its process id."""
+        wait_until((self.fake / "pip-is-at-work").exists)
+        found = self.lock / "worker"
+        wait_until(
+            lambda: found.exists() and found.read_text() and is_running(int(found.read_text()))
+        )
+        return int(found.read_text())
+
     @property
     def calls(self) -> list[str]:
         """What was asked of `venv` and `pip` so far: the module and its first arguments."""
@@ -205,7 +214,7 @@ class Checkout:
         return finish(process)
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 30) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Waits for the end of a launcher; kills everything that it started when it does not come."""
     try:
         out, err = process.communicate(timeout=timeout)

@@ -76,16 +76,14 @@ def test_stopped(checkout_in_each_shell: Checkout, name: str) -> None:
     checkout = checkout_in_each_shell
     checkout.pip_waits()
     process = checkout.start()
-    wait_until((checkout.fake / "pip-is-at-work").exists)
-    worker = int((checkout.lock / "worker").read_text())
+    worker = checkout.wait_for_pip()
     process.send_signal(getattr(signal, f"SIG{name}"))
     result = finish(process)
     assert result.returncode == -getattr(signal, f"SIG{name}")
     assert "run ./course again" in result.stderr
     assert not checkout.lock.exists()
     assert not (checkout.venv / "course-tmp").exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
+    assert not is_running(worker)
 
     checkout.let_pip_go()
     again = checkout.run()
@@ -111,7 +109,7 @@ def test_stopped_while_the_environment_is_made(checkout_in_each_shell: Checkout)
 def test_killed_with_all_its_children(checkout: Checkout) -> None:
     checkout.pip_waits()
     process = checkout.start()
-    wait_until((checkout.fake / "pip-is-at-work").exists)
+    checkout.wait_for_pip()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert checkout.lock.exists()
@@ -129,7 +127,7 @@ def test_killed_alone_while_its_pip_goes_on(checkout: Checkout) -> None:
     """Two pips must not write into one environment."""
     checkout.pip_waits()
     first = checkout.start()
-    wait_until((checkout.fake / "pip-is-at-work").exists)
+    checkout.wait_for_pip()
     installs = checkout.count("pip")
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -149,7 +147,7 @@ def test_two_at_once(checkout_in_each_shell: Checkout) -> None:
     checkout = checkout_in_each_shell
     checkout.pip_waits()
     first = checkout.start("first")
-    wait_until((checkout.fake / "pip-is-at-work").exists)
+    checkout.wait_for_pip()
     second = checkout.start("second")
     checkout.let_pip_go()
     results = [finish(first), finish(second)]
