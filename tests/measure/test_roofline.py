@@ -4,13 +4,23 @@ import json
 import math
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from course.measure import Roofline, probe, roofline
+from course.measure import (
+    Bar,
+    PairedRatio,
+    Roofline,
+    Verdict,
+    measure_pair,
+    probe,
+    roofline,
+    verdict,
+)
 from course.measure.roofline import (
     cache_bytes,
     copy_bandwidth,
@@ -27,7 +37,7 @@ CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 @pytest.fixture(scope="module")
 def read_memory(tmp_path_factory):
-    """The compiled C program, as a function of (bytes, threads) that gives bytes per second."""
+    """The compiled C program."""
     if CC is None:
         pytest.skip("needs a C compiler")
     program = tmp_path_factory.mktemp("read") / "read_memory"
@@ -36,38 +46,60 @@ def read_memory(tmp_path_factory):
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode != 0:
         pytest.skip(f"the C compiler refuses: {built.stderr[-500:]}")
+    return program
 
-    def measure(nbytes: int, threads: int) -> float:
-        arguments = [str(program), str(nbytes), str(threads), "8"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        bandwidth, total = done.stdout.split()
-        words = nbytes // 8
-        assert int(total) == 8 * (words * (words - 1) // 2) % 2**64, "it did not read everything"
-        return float(bandwidth)
 
-    return measure
+@contextmanager
+def reading_in_c(program: Path, nbytes: int, threads: int):
+    """Run the C program; a function that reads the array once and gives its seconds."""
+    words = nbytes // 8
+    total = words * (words - 1) // 2 % 2**64
+    process = subprocess.Popen(
+        [str(program), str(nbytes), str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+    def step() -> float:
+        process.stdin.write("\n")
+        seconds, found = process.stdout.readline().split()
+        assert int(found) == total, "it did not read everything"
+        return float(seconds)
+
+    try:
+        yield step
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("threads", sorted({1, torch.get_num_threads()}))
-def test_the_read_probe_agrees_with_a_c_program(read_memory, threads):
+def test_the_read_probe_is_as_fast_as_a_c_program(read_memory, threads):
     """As fast as a plain C loop over an array of the same size with as many threads.
 
-    Both in turns, and the best of each: other programs can only make either slower, so more rounds
-    bring both nearer to what the machine can do.
+    Between 0.6 and 1.5 times as fast, by a paired ratio: no interval lies wholly outside of that.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         ours = read_probe("cpu")
-        best_torch = best_c = 0.0
-        for _ in range(12):
-            best_c = max(best_c, read_memory(int(ours.work), threads))
-            best_torch = max(best_torch, ours.rate(0.05).best)
-            if 0.6 <= best_torch / best_c <= 1.5:
-                break
-        assert 0.6 <= best_torch / best_c <= 1.5
+        with reading_in_c(read_memory, int(ours.work), threads) as step:
+            result = measure_pair(step, ours.seconds, Bar(0.6, "no_worse_than"), max_slices=50)
     finally:
         torch.set_num_threads(before)
+    assert result.verdict is not Verdict.FAIL, result
+    inverse = PairedRatio((b, a) for a, b in result.ratio.pairs)
+    assert verdict(inverse, Bar(1 / 1.5, "no_worse_than"), final_at=50) is not Verdict.FAIL, result
+
+
+def test_the_comparison_with_c_can_fail(read_memory):
+    """A probe that reads an eighth of what it claims does not get through."""
+    ours = read_probe("cpu", 8 << 20)
+    with reading_in_c(read_memory, 64 << 20, 1) as step:
+        result = measure_pair(ours.seconds, step, Bar(0.6, "no_worse_than"), max_slices=50)
+    assert result.verdict is not Verdict.PASS, result
 
 
 def test_arrays_are_larger_than_the_cache():
