@@ -139,7 +139,14 @@ class GenerationContract:
         ids=lambda value: value if isinstance(value, str) and " " in value else "",
     )  # fmt: skip
     def test_bad_input_is_refused(
-        self, gate: GateRun, argument: str, prompt: Any, new: Any, eos_ids: Any, kinds: Any, what: str
+        self,
+        gate: GateRun,
+        argument: str,
+        prompt: Any,
+        new: Any,
+        eos_ids: Any,
+        kinds: Any,
+        what: str,
     ) -> None:
         """bad input gets an error that names the argument"""
 
@@ -273,7 +280,7 @@ class PairedText:
         if candidate == baseline:
             return
         prefix = self.prompts[index] + texts[0][:at]
-        if not near_tie(self.gate.model, prefix, candidate, baseline):
+        if not near_tie(self.gate.model, self.gate.device, prefix, candidate, baseline):
             raise GateFailure(
                 Code.WRONG_TOKEN, f"a timed token on {self.gate.model} differs from the baseline's",
                 str(baseline), str(candidate), where=f"token {at} after {len(self.prompts[index])}",

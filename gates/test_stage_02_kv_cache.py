@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,7 +48,9 @@ class TestCache:
         lengths = expect.result_of(
             lambda: [
                 step.value
-                for step in gate.candidate.start("fill", model="nano", capacity=8, first=5, second=1)
+                for step in gate.candidate.start(
+                    "fill", model="nano", capacity=8, first=5, second=1
+                )
             ],
             "writing 5 positions and then 1",
         )
@@ -93,7 +96,7 @@ class TestCache:
 def feed(gate: GateRun, rows: list[list[int]], chunks: tuple[int, ...], what: str) -> None:
     """Feed rows of equal length in chunks, and compare every pass's logits with the oracle's."""
     starts = [sum(chunks[:i]) for i in range(len(chunks) + 1)]
-    pieces = [[row[a:b] for row in rows] for a, b in zip(starts, starts[1:], strict=False)]
+    pieces = [[row[a:b] for row in rows] for a, b in pairwise(starts)]
     expected = torch.stack([nano_oracle().logits(row) for row in rows])  # [B, T, V]
 
     def run() -> list[Any]:
@@ -104,9 +107,7 @@ def feed(gate: GateRun, rows: list[list[int]], chunks: tuple[int, ...], what: st
 
     opened, *passes = expect.result_of(run, what)
     if opened["length"] != 0:
-        raise GateFailure(
-            Code.WRONG_VALUE, "length of a new cache", "0", str(opened["length"])
-        )
+        raise GateFailure(Code.WRONG_VALUE, "length of a new cache", "0", str(opened["length"]))
     for index, (found, start, end) in enumerate(zip(passes, starts, starts[1:], strict=False)):
         kind = f"{what}: pass {index}"
         if end - start != 1 or index == 0:

@@ -50,9 +50,7 @@ def read_by_decode(name: str) -> int:
 
 
 def formula(gate: GateRun, function: str, config: ModelConfig, *args: Any) -> Any:
-    return gate.candidate.call(
-        "formula", function=function, config=asdict(config), args=list(args)
-    )
+    return gate.candidate.call("formula", function=function, config=asdict(config), args=list(args))
 
 
 def equals(gate: GateRun, function: str, name: str, args: tuple[Any, ...], expected: float) -> None:
@@ -139,7 +137,9 @@ class TestFormulas:
         """counts are ints"""
         config = PUBLISHED["smollm2-135m"]
         for function, args in (("decode_weights", ()), ("max_batch", (GIB, 0, 100, 2))):
-            got = expect.result_of(lambda f=function, a=args: formula(gate, f, config, *a), function)
+            got = expect.result_of(
+                lambda f=function, a=args: formula(gate, f, config, *a), function
+            )
             expect.is_int(got, function)
 
 
@@ -269,4 +269,3 @@ def test_floor(gate: GateRun) -> None:
         message="no step can be faster than its floor: bytes or bandwidth are counted wrongly",
         note="the rest is host overhead, and reading in pieces: see the split in the notebook",
     )  # fmt: skip
-

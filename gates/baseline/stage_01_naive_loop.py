@@ -27,6 +27,7 @@ class StepStreamer:
         self.closed = False
 
     def put(self, value: torch.Tensor) -> None:
+        """Called by transformers with the prompt, and then with each token."""
         if not self.prompt_seen:  # the prompt itself comes first
             self.prompt_seen = True
             return
@@ -37,6 +38,7 @@ class StepStreamer:
             raise StopIteration("no more tokens are wanted")
 
     def end(self) -> None:
+        """Called when there is no more."""
         self.token = None
         self.came.release()
 

@@ -24,6 +24,7 @@ class KVCache:
         self.length = 0
 
     def append(self, layer, k, v):
+        """As stage 02's."""
         layers, _, capacity = self.pages[0].shape[:3]
         end = self.length + k.shape[1]
         if end > capacity:
@@ -35,4 +36,5 @@ class KVCache:
         return self.pages[0][layer, :, :end], self.pages[1][layer, :, :end]
 
     def __call__(self, layer, q, k, v):
+        """As stage 02's."""
         return causal_attention(q, *self.append(layer, k, v))

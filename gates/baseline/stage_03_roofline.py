@@ -22,8 +22,10 @@ def _product(device: torch.device, dtype: torch.dtype) -> Probe:
 
 
 def measure_bandwidth(device: torch.device, cache_bytes: int) -> float:
+    """Bytes per second, by the course."""
     return _reading(device).rate(_READING_S).median
 
 
 def measure_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP per second, by the course."""
     return _product(device, dtype).rate(_READING_S).median

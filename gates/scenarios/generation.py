@@ -1,4 +1,4 @@
-"""Scenarios of every stage that has a `generate`: shared by 01 and 02. They run beside the solution."""
+"""Scenarios of every stage that has a `generate`. They run beside the solution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ def generate(
     counting = env.counting(model)
     stream = env.solution.generate(counting, prompt_ids, max_new_tokens, eos_ids)
     kind = type(stream)
-    yield {"type": f"{kind.__module__}.{kind.__qualname__}", "iterator": hasattr(stream, "__next__")}
+    yield {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "iterator": hasattr(stream, "__next__"),
+    }
     for token in stream:
         yield {"token": token, "passes": counting.counts.forward_passes}
     counts = counting.counts

@@ -38,4 +38,5 @@ def decode(env: Any, model: str, prompt_ids: list[int]) -> Iterator[Any]:
 
 
 def bytes_per_weight(env: Any, model: str) -> int:
+    """Bytes that a weight of this model takes."""
     return torch.finfo(env.model(model).dtype).bits // 8

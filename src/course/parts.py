@@ -28,6 +28,7 @@ class Binding:
     before: int | None = None  # only stages below this number, if set
 
     def file(self, stage: Stage) -> Path:
+        """The file that a stage is taken from."""
         return stage.file if stage.number in self.mine else stage.reference
 
 

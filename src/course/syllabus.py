@@ -41,10 +41,12 @@ class Stage:
 
     @property
     def id(self) -> str:
+        """`stage-07`."""
         return f"stage-{self.number:02d}"
 
     @property
     def folder(self) -> str:
+        """`stage_07_block_allocator`."""
         return f"stage_{self.number:02d}_{self.slug}"
 
     @property
@@ -54,30 +56,37 @@ class Stage:
 
     @property
     def file(self) -> Path:
+        """The file that the student writes."""
         return self.home / f"{self.slug}.py"
 
     @property
     def chapter(self) -> Path:
+        """The chapter."""
         return self.home / "README.md"
 
     @property
     def hints(self) -> Path:
+        """The hints, in three levels."""
         return self.home / "hints.md"
 
     @property
     def reference(self) -> Path:
+        """The worked solution."""
         return course_home() / "reference" / self.folder / f"{self.slug}.py"
 
     @property
     def gate(self) -> Path:
+        """The judge."""
         return course_home() / "gates" / f"test_{self.folder}.py"
 
     @property
     def scenarios(self) -> Path:
+        """The half of the gate that runs beside the solution."""
         return course_home() / "gates" / "scenarios" / f"{self.folder}.py"
 
     @property
     def baseline(self) -> Path:
+        """What the number is measured against."""
         return course_home() / "gates" / "baseline" / f"{self.folder}.py"
 
     @property
@@ -87,6 +96,7 @@ class Stage:
 
     @property
     def notebook(self) -> Path:
+        """The reader's path."""
         return course_home() / "notebooks" / f"{self.number:02d}_{self.slug}.ipynb"
 
     def bar(self, tier: str, name: str) -> Any:
@@ -105,10 +115,11 @@ class Syllabus:
 
     @property
     def published(self) -> tuple[Stage, ...]:
+        """The stages that can be checked."""
         return tuple(s for s in self.stages if s.published)
 
     def find(self, name: str | int) -> Stage:
-        """The stage that `7`, `07`, `stage-7`, `stage_07_block_allocator` or `block-allocator` names.
+        """The stage that `7`, `stage-7`, `stage_07_block_allocator` or `block-allocator` names.
 
         Raises:
             UnknownStage: no stage answers to that name; the message lists near ones.
@@ -141,7 +152,7 @@ class Syllabus:
 
 
 def _stage(entry: dict[str, Any]) -> Stage:
-    known = {f for f in Stage.__dataclass_fields__}
+    known = set(Stage.__dataclass_fields__)
     unknown = set(entry) - known
     if unknown:
         raise ValueError(f"course.toml: unknown key {sorted(unknown)[0]!r} in {entry.get('slug')}")

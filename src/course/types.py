@@ -9,16 +9,17 @@ Nothing here computes; nothing here knows how a stage does its work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as SequenceABC
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended, in the words of the OpenAI API."""
 
     STOP = "stop"  # an end-of-sequence token, or a stop string
@@ -62,6 +63,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
 
@@ -93,18 +95,22 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request) -> Sequence:
+        """The sequence of a request that has just been taken on."""
         return cls(request, list(request.prompt_ids))
 
     @property
     def num_prompt(self) -> int:
+        """Tokens of the prompt."""
         return len(self.request.prompt_ids)
 
     @property
     def output_ids(self) -> list[int]:
+        """The tokens generated so far."""
         return self.tokens[self.num_prompt :]
 
     @property
     def finished(self) -> bool:
+        """Whether it has ended."""
         return self.finish_reason is not None
 
 
@@ -160,8 +166,8 @@ def check_generation(
         ValueError: `prompt_ids` is empty, holds an id outside the vocabulary, or is longer than the
             context; `max_new_tokens` is negative; `eos_ids` holds an id outside the vocabulary.
     """
-    if isinstance(prompt_ids, str) or not isinstance(prompt_ids, SequenceABC):
-        kind = type(prompt_ids).__name__
+    if not isinstance(prompt_ids, SequenceABC):
+        kind = type(prompt_ids).__name__  # type: ignore[unreachable]  # not all callers are typed
         raise TypeError(f"prompt_ids must be a sequence of token ids (ints), got {kind}")
     if len(prompt_ids) == 0:
         raise ValueError("prompt_ids must hold at least one token, got none")

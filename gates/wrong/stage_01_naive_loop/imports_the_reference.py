@@ -3,7 +3,6 @@ import importlib.util
 from pathlib import Path
 
 import course
-
 from course.types import check_generation
 
 home = Path(course.__file__).parents[2] / "reference" / "stage_01_naive_loop"

@@ -11,7 +11,13 @@ class KVCache:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        shape = (config.num_layers, batch_size, capacity * config.num_layers, config.num_kv_heads, config.head_dim)
+        shape = (
+            config.num_layers,
+            batch_size,
+            capacity * config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+        )
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
         self.capacity = capacity * config.num_layers

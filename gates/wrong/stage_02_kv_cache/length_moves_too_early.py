@@ -21,7 +21,7 @@ class KVCache:
         if layer > 0:
             start, end = self.start, self.start + k.shape[1]
         else:
-            start, end = self.length, self.length + k.shape[1] 
+            start, end = self.length, self.length + k.shape[1]
         if end > self.capacity:
             raise ValueError(f"capacity is {self.capacity} positions, but {end} are needed")
         self.keys[layer, :, start:end] = k

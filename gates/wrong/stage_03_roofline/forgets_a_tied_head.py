@@ -42,7 +42,11 @@ def decode_weights(config):
     attention = hidden * (q_size + 2 * kv_size) + q_size * hidden
     attention += config.qkv_bias * (q_size + 2 * kv_size) + config.qk_norm * 2 * head_dim
     layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
-    return config.num_layers * layer + hidden + (not config.tie_embeddings) * hidden * config.vocab_size
+    return (
+        config.num_layers * layer
+        + hidden
+        + (not config.tie_embeddings) * hidden * config.vocab_size
+    )
 
 
 def kv_bytes_per_token(config, bytes_per_value):

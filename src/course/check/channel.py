@@ -8,6 +8,7 @@ A value that JSON cannot hold arrives as `Foreign`: its type's name and a short 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -173,8 +174,7 @@ class Channel:
         return b"".join(chunks)
 
     def close(self) -> None:
+        """Close both pipes; twice is no harm."""
         for fd in {self.read_fd, self.write_fd}:
-            try:
+            with contextlib.suppress(OSError):  # closed already
                 os.close(fd)
-            except OSError:
-                pass  # closed already

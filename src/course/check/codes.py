@@ -7,10 +7,10 @@ to that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """Where in a gate a code comes from."""
 
     LOADING = "loading"  # before anything could run
@@ -30,7 +30,7 @@ class Page:
     do: str
 
 
-class Code(str, Enum):
+class Code(StrEnum):
     """The closed list."""
 
     # loading
@@ -75,6 +75,7 @@ class Code(str, Enum):
 
     @property
     def page(self) -> Page:
+        """What `course explain` shows for this code."""
         return PAGES[self]
 
 
@@ -84,7 +85,7 @@ PAGES: dict[Code, Page] = {
         Kind.LOADING,
         "The stub raised NotImplementedError: this part is not written yet.",
         ("You have not started.", "You filled in one function and another is still a stub."),
-        "Read the chapter (`course read STAGE`), then replace the `raise NotImplementedError` line.",
+        "Read the chapter (`course read STAGE`), then replace the `raise` line.",
     ),
     Code.MISSING_FILE: _P(
         Kind.LOADING,
@@ -126,7 +127,7 @@ PAGES: dict[Code, Page] = {
         Kind.CONTRACT,
         "Tokens come later than they are known: more was computed before one was handed out.",
         ("All tokens are collected first and yielded at the end.", "One pass runs ahead."),
-        "`yield token` right after the pass that gave it. Whoever waits at a terminal sees each one.",
+        "`yield token` right after the pass that gave it. A reader sees each one come.",
     ),
     Code.WRONG_TYPE: _P(
         Kind.CONTRACT,
@@ -231,7 +232,7 @@ PAGES: dict[Code, Page] = {
         Kind.NUMBER,
         "The interval still holds the bar after the last look: no verdict, and no blame.",
         ("Something else is running.", "The machine is slowing itself down (heat, battery)."),
-        "Close other programs, plug in, and run the check again: slices add up over runs as long as "
+        "Close other programs, plug in, and run the check again: slices add up over runs while "
         "the file stays the same.",
     ),
     Code.FORBIDDEN_IMPORT: _P(

@@ -69,7 +69,10 @@ def is_tensor(value: Any, what: str, shape: Sequence[int]) -> torch.Tensor:
         )
     if list(value.shape) != list(shape):
         raise GateFailure(
-            Code.WRONG_VALUE, f"{what} has the wrong shape", str(list(shape)), str(list(value.shape))
+            Code.WRONG_VALUE,
+            f"{what} has the wrong shape",
+            str(list(shape)),
+            str(list(value.shape)),
         )
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         raise GateFailure(Code.WRONG_VALUE, f"{what} holds NaN or infinity", "finite values")
@@ -103,7 +106,9 @@ def tokens(got: Sequence[Any], expected: Sequence[int], what: str, *, ended_by_e
 
 def _tokens_around(ids: Sequence[Any], index: int) -> str:
     start = max(0, index - 3)
-    shown = [f"[{t}]" if start + i == index else str(t) for i, t in enumerate(ids[start : index + 3])]
+    shown = [
+        f"[{t}]" if start + i == index else str(t) for i, t in enumerate(ids[start : index + 3])
+    ]
     return ("... " if start else "") + " ".join(shown)
 
 

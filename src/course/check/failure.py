@@ -36,4 +36,5 @@ class GateFailure(Exception):
         return "; ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
         return {**asdict(self), "code": self.code.value}

@@ -77,15 +77,10 @@ class GateRun:
         """The worker that runs `gates/baseline/`, behind the same functions."""
         return self._worker("baseline", self.stage.baseline, trusted=True)
 
-    def warm(self) -> None:
-        """Begin starting the workers that this run will need; they load side by side."""
-        self._worker("candidate", self.options.solution, trusted=False)
+    def warm_baseline(self) -> None:
+        """Begin starting the baseline, so that it has loaded by the time the numbers need it."""
         if not self.options.contract_only and self.stage.baseline.exists():
             self._worker("baseline", self.stage.baseline, trusted=True)
-
-    def fresh_pair(self) -> None:
-        """End both workers, so that the next use starts new processes with memory of their own."""
-        self.close()
 
     def _worker(self, role: str, path: Path, *, trusted: bool) -> WorkerHost:
         worker = self._workers.get(role)
@@ -102,18 +97,20 @@ class GateRun:
                 trusted=trusted,
                 device=self.device,
                 threads=self.options.threads,
-                limits=Limits(BASELINE_SECONDS if trusted else self.stage.seconds,
-                              self.stage.memory_mb << 20),
+                limits=Limits(
+                    BASELINE_SECONDS if trusted else self.stage.seconds, self.stage.memory_mb << 20
+                ),
             )
             worker = self._workers[role] = WorkerHost(config)
         if not trusted:
             contract = self.layer == "contract"
-            worker.seconds = min(CONTRACT_SECONDS, self.stage.seconds) if contract else (
-                self.stage.seconds
+            worker.seconds = (
+                min(CONTRACT_SECONDS, self.stage.seconds) if contract else (self.stage.seconds)
             )
         return worker
 
     def close(self) -> None:
+        """End both workers."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
@@ -121,6 +118,7 @@ class GateRun:
     # -- numbers -----------------------------------------------------------------------------
 
     def bar(self, name: str) -> Any:
+        """One bar or setting of this stage at this tier."""
         return self.stage.bar(self.tier, name)
 
     def exact(
@@ -246,9 +244,17 @@ class GateRun:
         """Record a figure whose verdict the gate itself has drawn from an interval."""
         self._add(
             Number(
-                name, ratio.median, text, unit, needs, verdict,
-                interval=interval, slices=len(ratio), pairs=ratio.pairs, extra=extra or {},
-            )  # fmt: skip
+                name,
+                ratio.median,
+                text,
+                unit,
+                needs,
+                verdict,
+                interval=interval,
+                slices=len(ratio),
+                pairs=ratio.pairs,
+                extra=extra or {},
+            )
         )
 
     def _add(self, number: Number) -> None:
@@ -266,6 +272,8 @@ class BackgroundWatch:
         self.elapsed = 0.0
 
     def around(self, step: Callable[[], float]) -> Callable[[], float]:
+        """The same step, with the other processes watched meanwhile."""
+
         def watched() -> float:
             before, start = self._others(), time.perf_counter()
             seconds = step()
@@ -282,6 +290,7 @@ class BackgroundWatch:
         return descendants_cpu_seconds(apart_from=self.gate.baseline)
 
     def judge(self) -> None:
+        """Raise BACKGROUND_WORK if they were busy."""
         share = self.used / self.elapsed if self.elapsed else 0.0
         if share > BACKGROUND_SHARE:
             raise GateFailure(

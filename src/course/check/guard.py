@@ -53,9 +53,8 @@ class Guard(MetaPathFinder):
         sys.meta_path.insert(0, self)
         sys.addaudithook(self._audit)
 
-    def find_spec(
-        self, fullname: str, path: Any = None, target: Any = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Refuse a forbidden module; leave any other to the finders behind this one."""
         top = fullname.partition(".")[0]
         if top in ("reference", "gates") or (top == "course" and not _open(fullname)):
             frame = _importer()
@@ -94,6 +93,7 @@ class Clocks:
         self.original = dict(self._now())
 
     def patched(self) -> list[str]:
+        """Names of the clocks that are not what they were."""
         return [name for name, value in self._now() if value is not self.original.get(name)]
 
     @staticmethod

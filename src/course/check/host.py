@@ -1,11 +1,12 @@
 """The judge's side of a worker: start it, step it, time it, bound it, end it.
 
-All clocks and limits are here, in the judge's process. A reply that does not come in time, a process
-tree that outgrows its memory, or a process that ends, becomes a GateFailure with its own code.
+All clocks and limits are here, in the judge's process. A reply that does not come in time, a tree of
+processes that outgrows its memory, or one that ends, becomes a GateFailure with its own code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -84,7 +85,7 @@ class WorkerHost:
         self.seconds = config.limits.seconds  # for the next reply
         self._runs = 0
         self._killed: GateFailure | None = None
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
         down_read, down_write = os.pipe()
         up_read, up_write = os.pipe()
         command = [sys.executable, "-m", "course.check.worker"]
@@ -207,7 +208,7 @@ class WorkerHost:
                 Code.FORBIDDEN_IMPORT,
                 "the solution reached for what it may not use",
                 got="; ".join(reply["violations"]),
-                expected="only course.types, course.model, course.parts (earlier stages), libraries",
+                expected="course.types, course.model, course.parts (earlier stages), libraries",
             )
         if reply.get("patched"):
             raise GateFailure(
@@ -263,19 +264,19 @@ class WorkerHost:
 
     @property
     def alive(self) -> bool:
+        """Whether the process is still there."""
         return self.process.poll() is None
 
     def kill(self) -> None:
+        """End the process and everything below it, now."""
         self._done.set()
         self._kill_tree()
 
     def _kill_tree(self) -> None:
         for process in reversed(self.tree()):
             _quietly(process.kill, None)
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # nothing of the group is left
 
     def close(self) -> None:
         """End the process and everything it started."""
@@ -329,7 +330,8 @@ def conduct_failure(error: SolutionError) -> GateFailure | None:
         )
     if "OutcomeException" in error.bases:
         return GateFailure(
-            Code.SKIPPED, "the solution called a pytest outcome; that is never a pass",
+            Code.SKIPPED,
+            "the solution called a pytest outcome; that is never a pass",
             where=error.where,
         )
     if "SystemExit" in error.bases:

@@ -56,13 +56,17 @@ def nano_oracle() -> Oracle:
     return Oracle("nano")
 
 
-def near_tie(model: str, prefix: list[int], one: int, other: int) -> bool:
-    """Whether two next tokens are so close in the logits that float32 rounding may swap them."""
-    loaded = load(model, device="cpu", dtype=torch.float32)
+def near_tie(model: str, device: str, prefix: list[int], one: int, other: int) -> bool:
+    """Whether two next tokens are so close that the rounding of the timed dtype may swap them.
+
+    The gap is taken in float32. What rounding can do is 1e-3 in float32; in bfloat16, which the
+    numbers of a GPU run in, it is a tenth of the logits' own spread.
+    """
+    loaded = load(model, device=device, dtype=torch.float32)
     if not 0 <= one < loaded.config.vocab_size:
         return False
-    positions = torch.arange(len(prefix))[None]
-    rows = loaded.model.forward(torch.tensor([prefix]), positions, FullAttention(), logit_rows=[-1])
-    logits = rows[0]
-    gap = float((logits[one] - logits[other]).abs())
-    return gap < NEAR_TIE and float(logits.max() - logits[one]) < NEAR_TIE
+    ids = torch.tensor([prefix], device=device)
+    positions = torch.arange(len(prefix), device=device)[None]
+    logits = loaded.model.forward(ids, positions, FullAttention(), logit_rows=[-1])[0]
+    limit = NEAR_TIE if device == "cpu" else 0.1 * float(logits.std())
+    return float(logits.max() - logits[one]) < limit and float(logits.max() - logits[other]) < limit

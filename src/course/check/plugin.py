@@ -32,9 +32,11 @@ class ReplayClock:
         self.time = 0.0
 
     def now(self) -> float:
+        """The time of the replay, in seconds."""
         return self.time
 
     def advance(self, seconds: float) -> None:
+        """Let the clock go on."""
         self.time += seconds
 
 
@@ -48,6 +50,7 @@ class GatePlugin:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
+        """Contracts first; numbers only if they are wanted."""
         for item in items:
             number = item.get_closest_marker("number") is not None
             if not number and item.get_closest_marker("contract") is None:
@@ -62,6 +65,7 @@ class GatePlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Iterator[None]:
+        """Keep what came of a test; the first failure ends the gate."""
         outcome = yield
         report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
         if call.excinfo is not None and isinstance(call.excinfo.value, GateFailure):
@@ -73,6 +77,8 @@ class GatePlugin:
                 item.name, layer_of(item), report.outcome, round(report.duration, 3), title_of(item)
             )
         )
+        if report.passed:
+            self.run.warm_baseline()  # the solution does something: there will be numbers to take
         if report.passed or self.run.failure is not None:
             return
         self.run.failure = as_failure(call, report)
@@ -94,7 +100,6 @@ class GatePlugin:
             seed=random.SystemRandom().getrandbits(48) if seed is None else seed,
         )
         run = GateRun(stage, options)
-        run.warm()
         yield run
         run.close()
 
@@ -102,9 +107,7 @@ class GatePlugin:
     def _benchmark_bridge(self, request: pytest.FixtureRequest, gate: GateRun) -> Iterator[None]:
         """Make the timed number of this test a pytest-benchmark record too."""
         gate.layer = layer_of(request.node)
-        if gate.layer != "number" or not request.config.pluginmanager.hasplugin(
-            "benchmark"
-        ):
+        if gate.layer != "number" or not request.config.pluginmanager.hasplugin("benchmark"):
             yield
             return
         benchmark = request.getfixturevalue("benchmark")
@@ -126,6 +129,7 @@ class GatePlugin:
 
 
 def layer_of(item: pytest.Item) -> str:
+    """ "contract" or "number"."""
     return "number" if item.get_closest_marker("number") else "contract"
 
 
@@ -141,9 +145,7 @@ def as_failure(call: pytest.CallInfo[Any], report: pytest.TestReport) -> GateFai
     if isinstance(error, GateFailure):
         return error
     if isinstance(error, SolutionError):
-        return GateFailure(
-            Code.CRASHED, str(error), where=error.where, detail=error.traceback
-        )
+        return GateFailure(Code.CRASHED, str(error), where=error.where, detail=error.traceback)
     if report.skipped:
         return GateFailure(Code.BROKEN_GATE, f"a check was skipped: {report.nodeid}")
     return GateFailure(
@@ -165,6 +167,7 @@ def explain_briefly(failure: GateFailure) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of plain pytest."""
     group = parser.getgroup("course", "gates of the course")
     group.addoption("--solution", default="mine", help="mine, reference, or a path to a file")
     group.addoption("--tier", default="cpu", choices=["cpu", "cuda"])
@@ -173,6 +176,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, and the plugin itself unless `course check` has."""
     config.addinivalue_line("markers", "contract: what comes out must be right")
     config.addinivalue_line("markers", "number: what was predicted, measured")
     if not any(isinstance(p, GatePlugin) for p in config.pluginmanager.get_plugins()):

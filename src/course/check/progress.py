@@ -140,6 +140,7 @@ class Progress:
         )
 
     def predict(self, stage: str, value: float) -> None:
+        """Write down a prediction."""
         with self._open() as db:
             db.execute(
                 "insert into predictions (at, stage, value) values (?, ?, ?)",
@@ -164,6 +165,7 @@ class Progress:
             )
 
     def events(self, stage: str, kind: str) -> list[str]:
+        """The details of all events of one kind, oldest first."""
         if not self.path.exists():
             return []
         with self._open() as db:

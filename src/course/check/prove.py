@@ -42,6 +42,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
+        """Whether it came out as claimed."""
         return self.problem == ""
 
     @property
@@ -74,14 +75,17 @@ def claims(stage: Stage) -> list[Claim]:
         Claim("stub", stage.home / f"{stage.slug}.py", Code.NOT_IMPLEMENTED, "the stub fails"),
     ]
     controls = 0
-    for path in stage.wrong:
+    baseline = [stage.baseline] if stage.baseline.exists() else []
+    for path in [*baseline, *stage.wrong]:
         with path.open(encoding="utf-8") as file:
             first = file.readline().strip()
         match = FIRST_LINE.fullmatch(first)
+        if match is None and path == stage.baseline:
+            continue  # a peer, not the stage before: it has a contract and numbers of its own
         if match is None or match["code"] not in Code.__members__:
             raise BadWrongSolution(
-                f"{path.name}: the first line must be `# CODE: why` or `# CODE (control): why` with "
-                f"a code of the closed list, got {first!r}"
+                f"{path.name}: the first line must be `# CODE: why` or `# CODE (control): why` "
+                f"with a code of the closed list, got {first!r}"
             )
         kind = "control" if match["control"] else "wrong"
         controls += kind == "control"

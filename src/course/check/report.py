@@ -13,7 +13,7 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "ye
 
 
 def print_result(console: Console, result: StageResult, *, published: str, stage: str) -> None:
-    """One stage's result: contract, every number (green or red), and the failure if there is one."""
+    """One stage's result: contract, every number (green or red), and the failure."""
     where = f"{result.model} · {result.device}"
     head = Text(f"{result.stage.replace('-', ' ')}  {result.title}", style="bold")
     head.append(f"   {where}", style="dim")
@@ -38,6 +38,7 @@ def print_result(console: Console, result: StageResult, *, published: str, stage
 
 
 def contract_line(result: StageResult) -> Text:
+    """How many contract checks passed."""
     contract = [c for c in result.checks if c.layer == "contract"]
     passed = sum(c.outcome == "passed" for c in contract)
     failed = len(contract) - passed
@@ -64,33 +65,42 @@ def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
 
 
 def print_failure(console: Console, result: StageResult, stage: str) -> None:
+    """The failure, if there is one: what, expected, got, where, and what next."""
     if result.missing:
         names = ", ".join(result.missing)
-        console.print(Text(f"  not measured: {names}. A check that is absent is not a pass.", "red"))
+        console.print(
+            Text(f"  not measured: {names}. A check that is absent is not a pass.", "red")
+        )
     failure = result.failure
     if failure is None:
         return
     console.print()
-    console.print(Text(f"  {failure.code.value}", style="bold red"), Text(failure.message))
-    for name in ("expected", "got", "where"):
-        if text := getattr(failure, name):
-            console.print(Text(f"    {name:<9} {text}"))
-    for note in failure.notes:
-        console.print(Text(f"    {note}"))
-    if failure.detail:
-        for line in failure.detail.strip().splitlines():
-            console.print(Text(f"    | {line}", style="dim"))
-    console.print(Text(f"    likely    {failure.code.page.causes[0]}"))
+    console.print(Text(f"  {failure.code.value}", style="bold red"))
+    rows = [("", failure.message)]
+    rows += [(n, getattr(failure, n)) for n in ("expected", "got", "where") if getattr(failure, n)]
+    rows += [("", note) for note in failure.notes]
+    rows += [("said", line) for line in failure.detail.strip().splitlines()]
+    rows.append(("likely", failure.code.page.causes[0]))
     if failure.code.value == "NOT_IMPLEMENTED":
-        console.print(Text(f"    next      course read {stage}; then edit the file it names"))
+        rows.append(("next", f"course read {stage}; then edit the file it names"))
     else:
         level = f" --level {failure.hint}" if failure.hint else ""
-        console.print(
-            Text(f"    next      course explain {failure.code.value}; course hint {stage}{level}")
-        )
+        rows.append(("next", f"course explain {failure.code.value}; course hint {stage}{level}"))
+    console.print(pairs(rows))
+
+
+def pairs(rows: list[tuple[str, str]]) -> Table:
+    """Two columns, the second wrapped under itself."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(f"  {name}", style="dim"), Text(text))
+    return table
 
 
 def closing_line(result: StageResult) -> Text:
+    """One line for the whole stage."""
     words = {
         Exit.PASS: ("contract holds; the number was not measured", "green")
         if result.contract_only

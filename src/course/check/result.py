@@ -41,6 +41,7 @@ class Number:
     pairs: list[tuple[float, float]] = field(default_factory=list, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
         document = asdict(self)
         document["verdict"] = None if self.verdict is None else self.verdict.value
         del document["pairs"]
@@ -98,6 +99,7 @@ class StageResult:
         return self.status is Exit.PASS and not self.contract_only
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
         return {
             "stage": self.stage,
             "title": self.title,

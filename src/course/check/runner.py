@@ -8,7 +8,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -32,14 +31,11 @@ def run_gate(
     options: GateOptions,
     *,
     progress: Callable[[str], None] | None = None,
-    benchmark_json: Path | None = None,
-    junit: Path | None = None,
 ) -> StageResult:
     """Run the gate of `stage`. Never raises for anything that a solution does.
 
     Args:
         progress: called with one line for each check that begins.
-        benchmark_json, junit: files that pytest-benchmark and pytest write, if given.
     """
     result = StageResult(
         stage=stage.id,
@@ -56,9 +52,8 @@ def run_gate(
     adopt_orphans()
     gate = GateRun(stage, options)
     try:
-        gate.warm()
         gate.candidate.wait_loaded()
-        status, said = _run_pytest(gate, progress, benchmark_json, junit)
+        status, said = _run_pytest(gate, progress)
         if gate.failure is None and (status not in (0, 1) or not gate.checks):
             gate.failure = GateFailure(
                 Code.BROKEN_GATE, f"pytest ended with status {int(status)}", detail=said[-3000:]
@@ -78,23 +73,13 @@ def run_gate(
     return result
 
 
-def _run_pytest(
-    gate: GateRun,
-    progress: Callable[[str], None] | None,
-    benchmark_json: Path | None,
-    junit: Path | None,
-) -> tuple[int, str]:
-    arguments = gate_arguments(gate.stage.gate)
-    if benchmark_json is not None:
-        arguments += ["-p", "pytest_benchmark.plugin", f"--benchmark-json={benchmark_json}"]
-    if junit is not None:
-        arguments += [f"--junit-xml={junit}", "-o", f"junit_suite_name={gate.stage.id}"]
+def _run_pytest(gate: GateRun, progress: Callable[[str], None] | None) -> tuple[int, str]:
     plugins: list[object] = [GatePlugin(gate)]
     if progress is not None:
         plugins.append(_Progress(progress))
     said = io.StringIO()
     with _no_autoload(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        status = pytest.main(arguments, plugins=plugins)
+        status = pytest.main(gate_arguments(gate.stage.gate), plugins=plugins)
     return int(status), said.getvalue()
 
 

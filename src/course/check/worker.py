@@ -1,8 +1,9 @@
 """The process that runs one solution, for a judge that sits in another.
 
-Started by `course.check.host` as `python -m course.check.worker READ_FD WRITE_FD`. The first message
-says what to load; after that the judge starts *scenarios* and steps them. A scenario is a function
-in `gates/scenarios/`: it calls the solution and yields what came out, raw. It judges nothing.
+Started by `course.check.host` as `python -m course.check.worker READ_FD WRITE_FD PID`. The first
+message says what to load; after that the judge starts *scenarios* and steps them. A scenario is a
+function in `gates/scenarios/`: it calls the solution and yields what came out, raw. It judges
+nothing.
 
     start  {run, scenario, args} -> {started} or, for a plain function, {done, value}
     step   {run}                 -> {value} or {done, value}
@@ -48,6 +49,7 @@ class Env:
         return self._models[name]
 
     def model(self, name: str) -> Any:
+        """The decoder of that name."""
         return self.loaded(name).model
 
     def counting(self, name: str) -> Any:
@@ -153,11 +155,11 @@ class Worker:
         run = message["run"]
         try:
             if message["op"] == "start":
-                result = self.scenarios[message["scenario"]](self.env, **message["args"])
-                if not inspect.isgenerator(result):
-                    return {"done": True, "value": result}
-                self.runs[run] = result
-                return {"started": True}
+                result: Any = self.scenarios[message["scenario"]](self.env, **message["args"])
+                if isinstance(result, Generator):
+                    self.runs[run] = result
+                    return {"started": True}
+                return {"done": True, "value": result}
             if message["op"] == "step":
                 try:
                     return {"value": next(self.runs[run])}
@@ -184,7 +186,10 @@ class Worker:
         return reply
 
     def serve(self) -> None:
-        self.channel.send({"ready": True})  # from here on, whatever ends this process is the solution
+        """Answer until the judge is gone."""
+        self.channel.send(
+            {"ready": True}
+        )  # from here on, whatever ends this process is the solution
         self.channel.send(self.finish(self.load(self.channel.receive())))
         while True:
             message = self.channel.receive()
@@ -207,6 +212,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def main() -> None:
+    """Read what to load, load it, and answer."""
     read_fd, write_fd, parent = (int(word) for word in sys.argv[1:4])
     die_with_parent(parent)
     try:

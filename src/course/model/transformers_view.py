@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from course.model.config import ModelConfig
-from course.model.decoder import Decoder
+from course.model.decoder import Decoder, DecoderLayer
 
 __all__ = ["as_transformers"]
 
@@ -75,7 +75,8 @@ def _state(model: Decoder) -> dict[str, Tensor]:
     }
     if not config.tie_embeddings:
         state["lm_head.weight"] = model.lm_head.weight
-    for i, layer in enumerate(model.layers):
+    for i, module in enumerate(model.layers):
+        layer = cast(DecoderLayer, module)
         prefix = f"model.layers.{i}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         state[prefix + "input_layernorm.weight"] = layer.attn_norm.weight

@@ -1,0 +1,164 @@
+"""What `course check` does around a gate: tier, model, secret, earlier slices, and the record."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateOptions
+from course.check.progress import Progress
+from course.check.result import StageResult
+from course.check.runner import new_seed, run_gate
+from course.check.solutions import solution_hash, solution_path
+from course.measure.machine import Machine, fingerprint
+from course.paths import course_home
+from course.syllabus import Stage
+
+REAL_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the person at the keyboard asked for."""
+
+    solution: str = "mine"
+    tier: str = "best"  # "cpu", "cuda", or the best that this machine has
+    model: str | None = None
+    contract_only: bool = False
+    seed: int | None = None
+
+
+class Session:
+    """Checks on one machine, with one store of progress."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress or Progress()
+        self.machine: Machine = fingerprint()
+        self.remarks: list[str] = []  # said once, before the first result
+
+    def check(
+        self, stage: Stage, wish: Wish, say: Callable[[str], None] | None = None
+    ) -> StageResult:
+        """Run one gate as wished, and store what it found."""
+        path = solution_path(stage, wish.solution)
+        tier = self.tier(wish.tier)
+        seed = new_seed() if wish.seed is None else wish.seed
+        if tier == "cuda" and not has_cuda():
+            return self._not_here(stage, path, seed)
+        model = wish.model or self.default_model(tier, wish.contract_only, say)
+        digest, gate_digest = solution_hash(path), gate_hash(stage, model)
+        prior = self._prior(stage, tier, digest, gate_digest) if wish.seed is None else {}
+        options = GateOptions(
+            solution=path,
+            tier=tier,
+            model=model,
+            seed=seed,
+            threads=max(1, self.machine.cores - 1),
+            contract_only=wish.contract_only,
+            prior=prior,
+        )
+        result = run_gate(stage, options, progress=say)
+        result.remarks[:0] = self.remarks
+        self.remarks = []
+        try:
+            self.progress.save(
+                result, machine=self.machine.key, mine=wish.solution == "mine",
+                gate_hash=gate_digest,
+            )  # fmt: skip
+        except (sqlite3.OperationalError, OSError) as error:
+            result.remarks.append(f"this result could not be stored ({error})")
+        return result
+
+    def tier(self, wished: str) -> str:
+        """The tier that `--tier` means on this machine."""
+        if wished == "best":
+            return "cuda" if has_cuda() else "cpu"
+        return wished
+
+    def default_model(
+        self, tier: str, contract_only: bool, say: Callable[[str], None] | None
+    ) -> str:
+        """The model of the numbers: real text on a CPU, the 1B shape on a GPU.
+
+        A GPU runs the small real model faster than Python can launch it, so its times would be
+        those of Python. Where the real model cannot be had, `bench` stands in, and that is said.
+        """
+        if contract_only:
+            return "nano"
+        if tier == "cuda":
+            return "bench-1b"
+        from course.model import ModelUnavailable, fetch
+        from course.model.store import cached_folder
+
+        if cached_folder(REAL_MODEL) is None:
+            if say is not None:
+                say(f"fetching {REAL_MODEL}, about 100 MB, once")
+            try:
+                fetch(REAL_MODEL)
+            except ModelUnavailable as error:
+                self.remarks.append(f"{error} Random weights (`bench`) stand in for it.")
+                return "bench"
+        return REAL_MODEL
+
+    def _prior(
+        self, stage: Stage, tier: str, digest: str, gate_digest: str
+    ) -> dict[str, list[tuple[float, float]]]:
+        try:
+            return self.progress.slices(
+                machine=self.machine.key, stage=stage.id, tier=tier,
+                solution_hash=digest, gate_hash=gate_digest,
+            )  # fmt: skip
+        except (sqlite3.OperationalError, OSError):
+            return {}  # a read-only home: go on without
+
+    def _not_here(self, stage: Stage, path: Path, seed: int) -> StageResult:
+        result = StageResult(
+            stage=stage.id, title=stage.title, tier="cuda", device="none", model="-",
+            solution=str(path), solution_hash=solution_hash(path), seed=seed,
+        )  # fmt: skip
+        result.failure = GateFailure(
+            Code.NOT_MEASURABLE, "this machine has no CUDA GPU that torch can use",
+            "tier cuda", "tier cpu is what can be measured here",
+        )  # fmt: skip
+        return result
+
+
+def has_cuda() -> bool:
+    """Whether torch can use a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def gate_hash(stage: Stage, model: str) -> str:
+    """Changes with anything that a measurement depends on besides the solution and the machine."""
+    digest = hashlib.sha256(model.encode())
+    for path in gate_files(stage):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def gate_files(stage: Stage) -> Iterable[Path]:
+    """Every file that a gate is made of."""
+    shared = sorted((course_home() / "gates").glob("[!t]*.py"))
+    shared += sorted((course_home() / "gates" / "scenarios").glob("generation.py"))
+    own = [p for p in (stage.gate, stage.scenarios, stage.baseline) if p.exists()]
+    return [*own, *shared, course_home() / "course.toml"]
+
+
+def prediction_line(stage: Stage, result: StageResult, progress: Progress) -> str:
+    """How far the last prediction was off, once the number is measured; empty without one."""
+    made = progress.predictions(stage.id)
+    number = next((n for n in result.numbers if n.name == stage.predicts), None)
+    if not made or number is None or not number.value:
+        return ""
+    guess = made[-1][1]
+    factor = max(guess, number.value) / min(guess, number.value) if guess > 0 else float("inf")
+    near = "well predicted" if factor <= 1.25 else f"off by a factor of {factor:.1f}"
+    unit = number.unit
+    return f"you predicted {guess:,.6g}{unit}, measured {number.value:,.4g}{unit}: {near}"

@@ -1,0 +1,658 @@
+"""The commands: parse, call, render. Heavy imports happen inside the commands that need them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from course.syllabus import Stage
+
+app = typer.Typer(
+    name="course",
+    help="Build an LLM inference engine in twenty measured stages.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(help="The models that the course runs on.", no_args_is_help=True)
+dev_app = typer.Typer(help="For whoever changes the course itself.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+app.add_typer(dev_app, name="dev")
+
+StageName = Annotated[str, typer.Argument(metavar="STAGE", help="7, stage-07 or block-allocator.")]
+StageNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[STAGE...]", help="7, stage-07 or block-allocator.")
+]
+
+
+def main() -> None:
+    """The console script. What we can foresee ends in one line and status 2, not in a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        _error("interrupted; what was finished before is stored")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if not _foreseen(error):
+            raise
+        _error(str(error))
+        sys.exit(2)
+
+
+def _foreseen(error: Exception) -> bool:
+    """Errors whose message is for the person at the keyboard, by the names of their classes."""
+    named = {
+        "UnknownStage", "NoSuchSolution", "ModelUnavailable", "UnsupportedModel",
+        "ProgressUnreadable", "BadWrongSolution", "BadRegions",
+    }  # fmt: skip
+    return isinstance(error, (ValueError, OSError)) or type(error).__name__ in named
+
+
+def _error(text: str) -> None:
+    print(f"course: {text}", file=sys.stderr)
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def _stage(name: str, *, published: bool = True) -> Stage:
+    from course.syllabus import load_syllabus
+
+    stage = load_syllabus().find(name)
+    if published and not stage.published:
+        raise ValueError(f"{stage.id} ({stage.title}) is not yet published. {stage.because}")
+    return stage
+
+
+# -- checking ------------------------------------------------------------------------------------
+
+
+@app.command()
+def check(
+    stages: StageNames = None,
+    all_stages: Annotated[bool, typer.Option("--all", help="Every published stage.")] = False,
+    solution: Annotated[str, typer.Option(help="mine, reference, or a path.")] = "mine",
+    tier: Annotated[str, typer.Option(help="cpu, cuda, or best: what is here.")] = "best",
+    model: Annotated[
+        str | None, typer.Option(help="The model that numbers are measured on.")
+    ] = None,
+    contract_only: Annotated[
+        bool, typer.Option("--contract-only", help="Only whether it is right, in seconds.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Repeats the secret inputs of an earlier check.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Results as JSON.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+) -> None:
+    """Run the gate of a stage: is it right, and did the number move?
+
+    Without a stage, the first published one that you have not passed yet.
+    Status: 0 pass, 1 fail, 2 usage or set-up, 3 inconclusive, 4 tier not on this machine.
+    """
+    if tier not in ("cpu", "cuda", "best"):
+        raise ValueError(f"--tier must be cpu, cuda or best, got {tier!r}")
+    from course.check.junit import write_junit
+    from course.check.report import print_result
+    from course.check.result import Exit
+    from course.check.session import Session, Wish, prediction_line
+
+    session = Session()
+    chosen = _chosen(stages, all_stages, session)
+    wish = Wish(solution, tier, model, contract_only, seed)
+    console, results = _console(), []
+    for stage in chosen:
+        with _status(quiet=as_json) as say:
+            result = session.check(stage, wish, say)
+        results.append(result)
+        if not as_json:
+            gpu = _gpu_line(stage, result.tier)
+            print_result(console, result, published=gpu, stage=str(stage.number))
+            if line := prediction_line(stage, result, session.progress):
+                console.print(f"  {line}")
+            console.print()
+    if as_json:
+        document = {"machine": session.machine.as_dict(), "results": [r.as_dict() for r in results]}
+        print(json.dumps(document, indent=2))
+    if junit is not None:
+        write_junit(junit, results)
+    order = (Exit.FAIL, Exit.NOT_HERE, Exit.INCONCLUSIVE, Exit.PASS)
+    found = {result.status for result in results}
+    raise typer.Exit(int(next(status for status in order if status in found)))
+
+
+def _chosen(names: list[str] | None, all_stages: bool, session: object) -> list[Stage]:
+    from course.syllabus import load_syllabus
+
+    syllabus = load_syllabus()
+    if all_stages:
+        if names:
+            raise ValueError("name stages or say --all, not both")
+        return list(syllabus.published)
+    if names:
+        return [_stage(name) for name in names]
+    stage = _next_stage()
+    if stage is None:
+        raise ValueError("every published stage is passed; name one, or say --all")
+    return [stage]
+
+
+def _gpu_line(stage: Stage, tier: str) -> str:
+    return "" if tier == "cuda" else "GPU number        not measured on this machine"
+
+
+class _status:
+    """A spinner with the name of the check that runs, on stderr; nothing where no one looks."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = _console(stderr=True)
+        self.quiet = quiet or not self.console.is_terminal
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        if self.quiet:
+            return None
+        self.live = self.console.status("starting workers")
+        self.live.start()
+        return lambda text: self.live.update(text)
+
+    def __exit__(self, *_: object) -> None:
+        if not self.quiet:
+            self.live.stop()
+
+
+@app.command()
+def watch(
+    stage: StageName,
+    poll: Annotated[bool, typer.Option("--poll", help="Do not rely on file events.")] = False,
+) -> None:
+    """Check the contract of a stage each time you save its file. Ctrl-C ends it."""
+    from course.check.report import print_result
+    from course.check.session import Session, Wish
+    from course.study.watching import changes
+
+    found, session, console = _stage(stage), Session(), _console()
+    console.print(f"watching {found.file.name}; Ctrl-C ends it")
+    try:
+        for _ in changes(found.file, poll=True if poll else None):
+            result = session.check(found, Wish(contract_only=True))
+            if console.is_terminal:
+                console.clear()
+            print_result(console, result, published="", stage=str(found.number))
+            if result.failure is None:
+                console.print(f"  now the number: course check {found.number}")
+    except KeyboardInterrupt:
+        console.print("stopped watching")
+
+
+@app.command()
+def prove(
+    stages: StageNames = None,
+    model: Annotated[str | None, typer.Option(help="The model of the numbers.")] = None,
+) -> None:
+    """Prove that gates are gates: reference passes, stub and every wrong solution fail as named."""
+    import tempfile
+
+    from course.check.gate import GateOptions
+    from course.check.prove import prove as prove_stage
+    from course.check.session import Session
+    from course.study.workspace import stub_source
+    from course.syllabus import load_syllabus
+
+    session, console = Session(), _console()
+    tier = session.tier("best")
+    real = model or session.default_model(tier, False, None)
+
+    def options(stage: Stage, path: Path) -> GateOptions:
+        return GateOptions(path, tier, real, threads=max(1, session.machine.cores - 1))
+
+    chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
+    broken = total = 0
+    for stage in chosen:
+        console.print(f"{stage.id}  {stage.title}  ({real}, {tier})", style="bold")
+        with tempfile.TemporaryDirectory() as scratch, _status(quiet=False) as say:
+            for proof in prove_stage(stage, options, stub_source(stage), Path(scratch), say):
+                total += 1
+                broken += not proof.holds
+                mark = "[green]holds[/]" if proof.holds else "[red]BROKEN[/]"
+                code = proof.claim.code.value if proof.claim.code else "passes"
+                console.print(
+                    f"  {mark}  {proof.claim.kind:<9} {proof.claim.path.stem:<28} {code:<18}"
+                    f" {proof.result.seconds:4.0f} s"
+                )
+                if not proof.holds:
+                    console.print(f"          {proof.problem}", markup=False)
+    console.print(f"{total - broken} of {total} claims hold")
+    raise typer.Exit(1 if broken else 0)
+
+
+# -- where one stands ----------------------------------------------------------------------------
+
+
+def _next_stage() -> Stage | None:
+    from course.check.progress import Progress
+    from course.syllabus import load_syllabus
+
+    progress = Progress()
+    return next((s for s in load_syllabus().published if not progress.has_passed(s.id)), None)
+
+
+@app.command()
+def status() -> None:
+    """Which stages you have passed, and with which numbers."""
+    from rich.table import Table
+
+    from course.check.progress import Progress
+    from course.measure.machine import fingerprint
+    from course.syllabus import load_syllabus
+
+    progress, machine, console = Progress(), fingerprint().key, _console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("stage", "title", "state", "last check"):
+        table.add_column(column, no_wrap=column == "stage")
+    for stage in load_syllabus().stages:
+        rows = [row for row in progress.checks(stage.id) if row.mine]
+        if not stage.published:
+            state = "not yet published"
+        elif progress.has_passed(stage.id, machine):
+            state = "passed"
+        elif progress.has_passed(stage.id):
+            state = "passed on another machine"
+        else:
+            state = "tried" if rows else "open"
+        table.add_row(f"{stage.number:02d}", stage.title, state, _last(rows))
+    console.print(table)
+
+
+def _last(rows: list) -> str:  # type: ignore[type-arg]
+    if not rows:
+        return ""
+    last = rows[-1].document
+    if last["failure"]:
+        return str(last["failure"]["code"])
+    held = [n for n in last["numbers"] if n["verdict"]]
+    return str(held[-1]["text"]) if held else "contract holds"
+
+
+@app.command(name="next")
+def next_stage() -> None:
+    """What to do now."""
+    from course.check.report import pairs
+
+    console, stage = _console(), _next_stage()
+    if stage is None:
+        console.print("You have passed every published stage.")
+        return
+    console.print(f"{stage.id}  {stage.title}", style="bold")
+    rows = [
+        ("because", stage.because),
+        ("predict", f"course predict {stage.number}"),
+        ("read", f"course read {stage.number}"),
+        ("write", str(stage.file.relative_to(stage.file.parents[2]))),
+        ("check", f"course check {stage.number}"),
+    ]
+    console.print(pairs(rows))
+
+
+# -- learning ------------------------------------------------------------------------------------
+
+
+@app.command()
+def read(
+    stage: StageName,
+    notebook: Annotated[
+        bool, typer.Option("--notebook", help="The executed notebook instead of the chapter.")
+    ] = False,
+    jupyter: Annotated[
+        bool, typer.Option("--jupyter", help="Open the notebook in Jupyter.")
+    ] = False,
+) -> None:
+    """Read a stage's chapter here, or its notebook."""
+    found = _stage(stage)
+    if jupyter:
+        import subprocess
+
+        command = [sys.executable, "-m", "jupyter", "lab", str(found.notebook)]
+        raise typer.Exit(subprocess.call(command))
+    from rich.markdown import Markdown
+
+    from course.study.reading import chapter_text, notebook_text
+
+    console = _console()
+    text = notebook_text(found) if notebook else chapter_text(found)
+    with console.pager(styles=True) if console.is_terminal else _no_pager():
+        console.print(Markdown(text))
+
+
+class _no_pager:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@app.command()
+def hint(
+    stage: StageName,
+    level: Annotated[
+        int | None, typer.Option(min=1, max=3, help="1 points, 3 nearly tells.")
+    ] = None,
+) -> None:
+    """The next hint that you have not seen, or the one of --level."""
+    from rich.markdown import Markdown
+
+    from course.check.progress import Progress
+    from course.study.hints import LEVELS
+    from course.study.hints import hint as hint_text
+
+    found, progress = _stage(stage), Progress()
+    seen = {int(detail) for detail in progress.events(found.id, "hint")}
+    level = level or next((n for n in LEVELS if n not in seen), LEVELS[-1])
+    console = _console()
+    console.print(f"{found.id}  hint {level} of {LEVELS[-1]}", style="bold")
+    console.print(Markdown(hint_text(found, level)))
+    _record(lambda: progress.note(found.id, "hint", str(level)))
+
+
+@app.command()
+def explain(
+    code: Annotated[str | None, typer.Argument(help="TOO_SLOW, for example.")] = None,
+) -> None:
+    """What a code means, what causes it, and what to do."""
+    import difflib
+
+    from course.check.codes import Code
+    from course.check.report import pairs
+
+    console = _console()
+    if code is None:
+        console.print(pairs([(entry.value, entry.page.means) for entry in Code]))
+        return
+    name = code.strip().upper().replace("-", "_")
+    if name not in Code.__members__:
+        near = difflib.get_close_matches(name, Code.__members__, n=3, cutoff=0.4)
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"there is no code {code!r}.{hint} `course explain` lists them.")
+    page = Code[name].page
+    console.print(name, style="bold")
+    rows = [("means", page.means), *(("likely", cause) for cause in page.causes), ("do", page.do)]
+    console.print(pairs(rows))
+
+
+@app.command()
+def predict(
+    stage: StageName,
+    value: Annotated[float | None, typer.Argument(help="Your prediction, if not typed in.")] = None,
+) -> None:
+    """Write down the number you expect, before you measure it."""
+    import math
+
+    from course.check.progress import Progress
+
+    found, progress, console = _stage(stage), Progress(), _console()
+    console.print(found.predict)
+    if value is None:
+        if not sys.stdin.isatty():
+            raise ValueError(f"type a number: course predict {found.number} NUMBER")
+        value = typer.prompt("your prediction", type=float)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"a prediction must be a number above 0, got {value}")
+    progress.predict(found.id, value)
+    console.print(f"noted: {value:,.6g}. `course check {found.number}` will hold it against the "
+                  "measurement.")  # fmt: skip
+
+
+@app.command()
+def glossary(term: Annotated[str | None, typer.Argument(help="A word.")] = None) -> None:
+    """The words of the course."""
+    from course.study.glossary import glossary as all_terms
+    from course.study.glossary import look_up
+
+    console = _console()
+    for entry in [look_up(term)] if term else all_terms():
+        console.print(f"[bold]{entry.name}[/]  (stage {entry.stage:02d})")
+        console.print(f"  {entry.text}", markup=False)
+
+
+@app.command()
+def diff(
+    stage: StageName,
+    stub: Annotated[bool, typer.Option("--stub", help="What you changed in the stub.")] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="See it before you passed.")] = False,
+) -> None:
+    """From your file to the reference, once passed; --stub: what you changed."""
+    from rich.syntax import Syntax
+
+    from course.study.workspace import diff_lines
+
+    found = _stage(stage)
+    if not stub:
+        _earned(found, give_up, "diff")
+    lines = diff_lines(found, against="stub" if stub else "reference")
+    console = _console()
+    if not lines:
+        console.print("no difference")
+    elif console.is_terminal:
+        console.print(Syntax("\n".join(lines), "diff", background_color="default"))
+    else:
+        print("\n".join(lines))
+
+
+@app.command()
+def solution(
+    stage: StageName,
+    give_up: Annotated[bool, typer.Option("--give-up", help="See it before you passed.")] = False,
+) -> None:
+    """The reference, once you have passed."""
+    from rich.syntax import Syntax
+
+    from course.study.workspace import solution_source
+
+    found = _stage(stage)
+    _earned(found, give_up, "solution")
+    console, text = _console(), solution_source(found)
+    if console.is_terminal:
+        console.print(Syntax(text, "python", background_color="default"))
+    else:
+        print(text, end="")
+
+
+def _earned(stage: Stage, give_up: bool, what: str) -> None:
+    """Passed, or given up for: which is recorded."""
+    from course.check.progress import Progress
+
+    progress = Progress()
+    if progress.has_passed(stage.id):
+        return
+    if not give_up:
+        raise ValueError(
+            f"{stage.id} is not passed yet. `course hint {stage.number}` helps; `course {what} "
+            f"{stage.number} --give-up` shows it all the same, and that is recorded"
+        )
+    _record(lambda: progress.note(stage.id, "give-up", what))
+
+
+@app.command()
+def reset(
+    stage: StageName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Put the stub back; what was there is kept beside it."""
+    from course.study.workspace import reset as put_back
+
+    found = _stage(stage)
+    if not yes and sys.stdin.isatty() and found.file.exists():
+        typer.confirm(f"put the stub back in {found.file.name}? (a backup is kept)", abort=True)
+    backup = put_back(found)
+    print(f"the stub is back in {found.file}")
+    if backup is not None:
+        print(f"what was there is in {backup}")
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine can measure, and why not the rest."""
+    from rich.table import Table
+
+    from course.study.doctor import examine
+
+    console = _console()
+    styles = {"ok": "green", "limit": "yellow", "mend": "red"}
+    table = Table.grid(padding=(0, 2))
+    worst = 0
+    for finding in examine():
+        mark = f"[{styles[finding.state]}]{finding.state}[/]"
+        table.add_row(mark, finding.subject, finding.found)
+        if finding.advice:
+            table.add_row("", "", f"[dim]{finding.advice}[/]")
+        worst = max(worst, finding.state == "mend")
+    console.print(table)
+    raise typer.Exit(int(worst))
+
+
+@app.command()
+def machine(
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """The measured roofline of this machine."""
+    import torch
+
+    from course.measure.machine import fingerprint
+    from course.measure.roofline import probe
+
+    found = fingerprint()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    roofline = probe(device, refresh=refresh)
+    if as_json:
+        print(json.dumps({"machine": found.as_dict(), "roofline": roofline.as_dict()}, indent=2))
+        return
+    console = _console()
+    name = found.gpus[0] if device == "cuda" and found.gpus else f"{found.cpu}, {found.cores} cores"
+    console.print(name, style="bold")
+    console.print(f"  last-level cache  {roofline.cache_bytes / 2**20:,.0f} MiB")
+    console.print(f"  reads             {roofline.read_bandwidth / 1e9:,.1f} GB/s")
+    console.print(f"  copies            {roofline.copy_bandwidth / 1e9:,.1f} GB/s read and written")
+    for dtype, flops in roofline.flops.items():
+        ridge = roofline.ridge(dtype)
+        console.print(
+            f"  {dtype:<17} {flops / 1e9:,.0f} GFLOP/s, ridge at {ridge:,.1f} FLOP per byte"
+        )
+
+
+@model_app.command("list")
+def model_list() -> None:
+    """The models that the course knows, and which are here."""
+    from rich.table import Table
+
+    from course.model import catalogue
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "", "size", "here"):
+        table.add_column(column)
+    for entry in catalogue():
+        size = f"{entry.size / 2**20:,.0f} MiB"
+        table.add_row(entry.name, entry.description, size, "yes" if entry.cached else "no")
+    _console().print(table)
+
+
+@model_app.command("fetch")
+def model_fetch(name: Annotated[str, typer.Argument(help="smollm2-135m, or a hub id.")]) -> None:
+    """Bring a model to this machine, once."""
+    from course.model import fetch
+    from course.model.store import cached_folder
+
+    if cached_folder(name) is not None:
+        print(f"{name} is here already")
+        return
+    with _status(quiet=False) as say:
+        fetch(name, progress=say)
+    print(f"{name} is here")
+
+
+# -- changing the course -------------------------------------------------------------------------
+
+
+@dev_app.command("stubs")
+def dev_stubs(
+    check_only: Annotated[bool, typer.Option("--check", help="Only say what is stale.")] = False,
+) -> None:
+    """Make the stubs in stages/ from the references. Never overwrites work of a student."""
+    from course.dev.stubs import refresh
+
+    stale = refresh(write=not check_only)
+    for line in stale:
+        print(line)
+    raise typer.Exit(1 if stale and check_only else 0)
+
+
+@dev_app.command("notebooks")
+def dev_notebooks(
+    stages: StageNames = None,
+    check_only: Annotated[bool, typer.Option("--check", help="Re-execute, and compare.")] = False,
+) -> None:
+    """Make and execute the notebooks from their sources."""
+    from course.dev.notebooks import build, verify
+
+    numbers = [_stage(name).number for name in stages] if stages else None
+    if not check_only:
+        build(numbers, tell=print)
+        return
+    problems = verify(numbers, tell=print)
+    for problem in problems:
+        print(problem)
+    raise typer.Exit(1 if problems else 0)
+
+
+@dev_app.command("readme")
+def dev_readme(
+    check_only: Annotated[bool, typer.Option("--check", help="Only say what is stale.")] = False,
+) -> None:
+    """Run the README's commands and put what they print in its transcripts; make its tables."""
+    from course.dev.readme import refresh
+
+    stale = refresh(write=not check_only)
+    for line in stale:
+        print(line)
+    raise typer.Exit(1 if stale and check_only else 0)
+
+
+@dev_app.command("test")
+def dev_test(
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Lint, types and unit tests; nothing that measures.")
+    ] = False,
+) -> None:
+    """Everything that must hold before a change lands."""
+    from course.dev.suite import run_suite
+
+    raise typer.Exit(run_suite(fast=fast))
+
+
+def _record(write) -> None:  # type: ignore[no-untyped-def]
+    """Store something small; a read-only home is no reason to withhold it."""
+    import sqlite3
+
+    try:
+        write()
+    except (sqlite3.OperationalError, OSError) as error:
+        _error(f"this was not recorded ({error})")
+
+
+if __name__ == "__main__":
+    main()

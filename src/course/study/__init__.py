@@ -1,0 +1,1 @@
+"""What a student asks for besides a check: hints, words, a fresh stub, the solution."""

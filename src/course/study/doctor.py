@@ -1,0 +1,158 @@
+"""What this machine can measure, why not the rest, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from course.check.progress import Progress, ProgressUnreadable
+from course.measure.machine import fingerprint
+from course.paths import course_home, state_dir
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor: fine, a limit of this machine, or something to mend."""
+
+    state: str  # "ok", "limit", "mend"
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything that a check depends on."""
+    machine = fingerprint()
+    yield _python()
+    yield _memory(machine.memory_bytes)
+    yield Finding("ok", "processor", f"{machine.cpu}, {machine.cores} cores")
+    yield _load()
+    yield from _torch()
+    yield _triton()
+    yield _pins()
+    yield _model()
+    yield _disk()
+    yield _progress()
+    yield _watching()
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding("ok", "python", version)
+
+
+def _memory(total: int) -> Finding:
+    found = f"{total / 2**30:.0f} GiB"
+    if total < 6 << 30:
+        advice = "two workers of the real model need about 4 GiB; use --model bench"
+        return Finding("limit", "memory", found, advice)
+    return Finding("ok", "memory", found)
+
+
+def _load() -> Finding:
+    if not hasattr(os, "getloadavg"):
+        return Finding("ok", "other load", "not known here")
+    load = os.getloadavg()[0]
+    if load > 0.5 * (os.cpu_count() or 1):
+        advice = "close other programs before you measure; noise ends in `inconclusive`"
+        return Finding("limit", "other load", f"{load:.1f} processes busy", advice)
+    return Finding("ok", "other load", f"{load:.1f} processes busy")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("ok", "torch", torch.__version__)
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        yield Finding("ok", "tier cpu", "contracts, counters and times")
+        yield Finding("ok", "tier cuda", f"{name}: kernels, graphs, GPU times")
+    else:
+        built = torch.version.cuda is not None
+        why = "torch sees no GPU" if built else "this torch is a CPU build"
+        yield Finding("ok", "tier cpu", "contracts, counters and times")
+        advice = "numbers of tier cuda are reported as not measured; no gate of tier cpu needs them"
+        yield Finding("limit", "tier cuda", f"not measurable here: {why}", advice)
+
+
+def _triton() -> Finding:
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        advice = "kernels (stages 09, 14) cannot be interpreted here; Linux has triton"
+        return Finding("limit", "triton", "not on this system", advice)
+    return Finding("ok", "triton", f"{version}: interpreter and offline builds")
+
+
+def _pins() -> Finding:
+    """Installed versions against constraints.txt."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    differ = []
+    for line in (course_home() / "constraints.txt").read_text("utf-8").splitlines():
+        text = line.split("#")[0].strip()
+        if not text:
+            continue
+        try:
+            pin = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if pin.marker is not None and not pin.marker.evaluate():
+            continue
+        try:
+            installed = importlib.metadata.version(pin.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # belongs to an extra that is not installed
+        if not pin.specifier.contains(installed.split("+")[0], prereleases=True):
+            differ.append(f"{pin.name} {installed}")
+    if differ:
+        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+        advice = "the tested versions are in constraints.txt; ./course installs them"
+        return Finding(
+            "limit", "versions", "not as tested: " + ", ".join(differ[:3]) + more, advice
+        )
+    return Finding("ok", "versions", "as tested")
+
+
+def _model() -> Finding:
+    from course.check.session import REAL_MODEL
+    from course.model.store import cached_folder
+
+    if cached_folder(REAL_MODEL) is None:
+        return Finding("mend", "real model", "not fetched", f"course model fetch {REAL_MODEL}")
+    return Finding("ok", "real model", f"{REAL_MODEL} is here")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(course_home()).free
+    if free < 2 << 30:
+        return Finding(
+            "mend", "disk", f"{free / 2**30:.1f} GiB free", "the model needs about 1 GiB"
+        )
+    return Finding("ok", "disk", f"{free / 2**30:.0f} GiB free")
+
+
+def _progress() -> Finding:
+    folder = state_dir()
+    try:
+        checks = Progress().checks()
+    except (ProgressUnreadable, sqlite3.Error) as error:
+        return Finding("mend", "progress", "cannot be read", str(error))
+    where = folder if folder.exists() else folder.parent
+    if not os.access(where, os.W_OK):
+        advice = f"{where} is read-only: results are shown but not kept"
+        return Finding("limit", "progress", "cannot be written", advice)
+    return Finding("ok", "progress", f"{len(checks)} checks recorded")
+
+
+def _watching() -> Finding:
+    from course.study.watching import events_work
+
+    if events_work(course_home() / "stages"):
+        return Finding("ok", "watch", "file events work")
+    return Finding("ok", "watch", "no file events here: `course watch` polls")
