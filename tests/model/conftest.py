@@ -1,6 +1,9 @@
 """Tiny random models of every architecture, saved by transformers, and the oracle they make."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import course
 from course.model import LoadedModel, load
 
 SHAPE = {
@@ -73,6 +77,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return make
+
+
+@pytest.fixture
+def child() -> Callable[..., str]:
+    """Runs code in a fresh Python that finds the course; gives what it printed."""
+    source = str(Path(course.__file__).parents[1])
+
+    def run(code: str, check: bool = True, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": source, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
 
 
 def save_tiny(name: str, folder: Path, **save_options: Any) -> None:

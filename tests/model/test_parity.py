@@ -53,7 +53,11 @@ def assert_parity(folder: Path, oracle_folder: Path | None = None) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(oracle_folder or folder, dtype=torch.float32)
     prompt = torch.tensor([PROMPT])
     text = oracle.generate(
-        prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
     )
     expected = oracle(text).logits[0]  # [T, V]
 

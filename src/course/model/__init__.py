@@ -4,7 +4,8 @@ from course.model.attention import Attend, FullAttention, causal_attention
 from course.model.catalogue import CatalogueEntry, LoadedModel, catalogue, load
 from course.model.config import ModelConfig, RopeScaling, UnsupportedModel
 from course.model.decoder import Decoder
-from course.model.fetch import ModelUnavailable, fetch
+from course.model.fetch import fetch
+from course.model.store import ModelUnavailable
 from course.model.tokenizer import Tokenizer
 
 __all__ = [

@@ -10,15 +10,8 @@ import torch
 
 from course.model.config import ModelConfig
 from course.model.decoder import Decoder
-from course.model.fetch import (
-    SMOLLM2,
-    SMOLLM2_BYTES,
-    cached_folder,
-    fetch,
-    fetched_hub_ids,
-    is_hub_id,
-    source_of,
-)
+from course.model.fetch import SMOLLM2, SMOLLM2_BYTES, fetch
+from course.model.hub import is_hub_id
 from course.model.seeded import (
     BENCH_1B,
     BENCH_8B,
@@ -27,6 +20,7 @@ from course.model.seeded import (
     seeded_decoder,
     seeded_hash,
 )
+from course.model.store import cached_folder, cached_hub_ids, source_of
 from course.model.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from course.model.weights import hash_weights, read_config, read_weights, weight_files
 
@@ -88,7 +82,7 @@ def load(
     if name in BENCHES:
         name = "bench-1b" if name == "bench" and device.type == "cuda" else name
         return _load_seeded(name, _benches()[name], device, dtype, draw_on=device.type)
-    if name != SMOLLM2 and (folder := Path(name).expanduser()).is_dir():
+    if name not in (SMOLLM2, "") and (folder := Path(name).expanduser()).is_dir():
         return _load_folder(name, folder, device, dtype)
     if name == SMOLLM2 or is_hub_id(name):
         return _load_folder(name, cached_folder(name) or fetch(name), device, dtype)
@@ -107,7 +101,7 @@ def catalogue() -> list[CatalogueEntry]:
         entries.append(CatalogueEntry(name, what, True, _bytes(config, width)))
     cached = cached_folder(SMOLLM2) is not None
     entries.append(CatalogueEntry(SMOLLM2, "SmolLM2-135M-Instruct: text", cached, SMOLLM2_BYTES))
-    for name in fetched_hub_ids():
+    for name in cached_hub_ids():
         folder = cached_folder(name)
         if folder is not None:
             size = sum(file.stat().st_size for file in weight_files(folder))

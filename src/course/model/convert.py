@@ -35,6 +35,7 @@ def gguf_to_folder(gguf: Path, folder: Path) -> None:
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # it is made for its owner alone
 
     config = model.config.to_diff_dict()
     for key in ("quantization_config", "_model_name_or_path", "_name_or_path"):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from course.model.attention import Attend
 from course.model.config import ModelConfig
 from course.model.layers import (
+    HeadNorm,
     Linear,
     RMSNorm,
     fastest_linear,
@@ -36,7 +37,7 @@ class DecoderLayer(nn.Module):
         self.heads = (config.num_heads, config.num_kv_heads)
         self.attn_norm = RMSNorm(w["attn_norm.weight"], eps)
         self.qkv = Linear(w["qkv.weight"], w.get("qkv.bias"))
-        self.qk_norm = RMSNorm(w["qk_norm.weight"], eps) if config.qk_norm else None
+        self.qk_norm = HeadNorm(w["qk_norm.weight"], eps) if config.qk_norm else None
         self.o = Linear(w["o.weight"])
         self.mlp_norm = RMSNorm(w["mlp_norm.weight"], eps)
         self.gate_up = Linear(w["gate_up.weight"])
@@ -110,7 +111,7 @@ class Decoder(nn.Module):
         attend: Attend,
         logit_rows: Sequence[int] | Tensor | None = None,
         taps: Sequence[int] = (),
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """One pass over the tokens of a step.
 
         token_ids, positions: int64 [B, T], T >= 1; each position lies in 0 .. max_context - 1.

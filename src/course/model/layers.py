@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from course.model.config import ModelConfig
 
 __all__ = [
+    "HeadNorm",
     "Linear",
     "PackedLinear",
     "RMSNorm",
@@ -41,7 +42,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., *weight.shape] -> the same shape and dtype; the mean is taken in fp32."""
+        """[..., H] -> [..., H], for a weight [H]; the mean is taken in fp32."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class HeadNorm(RMSNorm):
+    """RMSNorm over each head by itself, with a weight of its own for every head (Qwen3)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., heads, D] -> [..., heads, D], for a weight [heads, D]."""
         return F.rms_norm(x, x.shape[-1:], None, self.eps) * self.weight
 
 
