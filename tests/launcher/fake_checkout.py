@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -224,7 +224,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 60) -> subprocess.Co
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def wait_until(condition, seconds: float = 15) -> None:  # type: ignore[no-untyped-def]
+def wait_until(condition: Callable[[], object], seconds: float = 15) -> None:
     """Waits until `condition()` is true; AssertionError when it stays false."""
     end = time.monotonic() + seconds
     while not condition():
