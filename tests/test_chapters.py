@@ -1,0 +1,565 @@
+"""The teaching text, linted: chapters, hints, notes and glossary, against the code.
+
+A chapter is prose, but it is held to facts: its signatures are those of the solution, its bars
+those of `course.toml`, its codes those of the closed list, and its figures are worked out again.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from course.check.codes import Code
+from course.model.config import ModelConfig
+from course.model.published import PUBLISHED
+from course.paths import course_home
+from course.syllabus import Stage, load_syllabus
+
+ROOT = course_home()
+STAGES = load_syllabus().published
+GIB = 1 << 30
+
+CHAPTER = (
+    "Predict", "Because", "On paper", "What you are given", "What you build", "The contract",
+    "Traps", "The gate", "Incident", "Challenges", "Sources",
+)  # fmt: skip
+NOTES = (
+    "Invariant", "Hypothesis", "Where it wins", "Where it loses", "Control",
+    "How the benchmark could mislead", "Why the bars stand where they stand",
+)  # fmt: skip
+LEVELS = ("Level 1", "Level 2", "Level 3")
+
+each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.id)
+
+
+# -- reading Markdown ----------------------------------------------------------------------------
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text under each `##` heading, in order. A heading inside a code block is none."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        if line.startswith("## ") and not fenced:
+            name = line.removeprefix("## ").strip()
+            assert name not in found, f"two sections are called {name!r}"
+            lines = found[name] = []
+        else:
+            lines.append(line)
+    assert not fenced, "a code fence is left open"
+    return {name: "\n".join(body).strip() for name, body in found.items()}
+
+
+def fences(text: str, language: str) -> list[str]:
+    """Code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def prose(text: str) -> str:
+    """The text without code blocks, inline code, links' targets and HTML tags."""
+    text = re.sub(r"```.*?```", " ", text, flags=re.S)
+    text = re.sub(r"`[^`]*`", " ", text)
+    text = re.sub(r"<https?://[^>]*>|</?\w+>", " ", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return re.sub(r"[*_]", "", re.sub(r"\s+", " ", text))
+
+
+def flat(text: str) -> str:
+    """White space and quote marks do not matter."""
+    return re.sub(r"[\s>]+", " ", text).strip()
+
+
+def links(text: str) -> list[str]:
+    """Targets of Markdown links and images."""
+    return re.findall(r"\]\(([^)\s]+)[^)]*\)", re.sub(r"```.*?```", " ", text, flags=re.S))
+
+
+def file_names(text: str) -> list[str]:
+    """Paths of this repository that stand in backticks."""
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", " ", text, flags=re.S))
+    kinds = r"[\w./-]+/[\w.-]+\.(?:py|md|toml|ipynb)"
+    return [span for span in spans if re.fullmatch(kinds, span)]
+
+
+def named_codes(text: str) -> list[str]:
+    """What looks like a failure code: capitals in backticks."""
+    return re.findall(r"`([A-Z][A-Z_]{4,})`", text)
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def notes_of(stage: Stage) -> Path:
+    return stage.reference.parent / "NOTES.md"
+
+
+def texts_of(stage: Stage) -> list[Path]:
+    return [stage.chapter, stage.hints, notes_of(stage)]
+
+
+# -- form ----------------------------------------------------------------------------------------
+
+
+def test_a_lint_that_reads_nothing_is_no_lint() -> None:
+    assert len(STAGES) >= 3
+    assert list(sections("# T\n\n## A\nx\n```\n## not one\n```\n## B\ny")) == ["A", "B"]
+    assert prose("a `b` *c*\n```\nd\n```\n[e](f)") == "a c [e]"
+    assert named_codes("`TOO_SLOW`, `EXITED`, `A`, TOO_GOOD, `limit`") == ["TOO_SLOW", "EXITED"]
+    assert file_names("`a/b.py` and `b.py` and `a/b`") == ["a/b.py"]
+    assert list(uses(("token",), "Tokens, a tokenizer.")) == ["Tokens"]
+
+
+@each_stage
+def test_chapter_has_its_sections(stage: Stage) -> None:
+    text = read(stage.chapter)
+    assert text.startswith(f"# Stage {stage.number:02d}: {stage.title}\n")
+    found = sections(text)
+    assert tuple(found) == CHAPTER
+    assert all(found.values()), [name for name, body in found.items() if not body]
+
+
+@each_stage
+def test_chapter_can_be_read_in_one_sitting(stage: Stage) -> None:
+    words = len(re.findall(r"[A-Za-z][\w'-]*", prose(read(stage.chapter))))
+    assert 900 <= words <= 1800, words
+
+
+@each_stage
+def test_a_wrapped_line_is_no_list(stage: Stage) -> None:
+    """A formula or a number that begins a line would be shown as the item of a list."""
+    for path in texts_of(stage):
+        text = re.sub(r"```.*?```", "", read(path), flags=re.S)
+        # Only a list that starts with 1 can cut into a paragraph.
+        items = re.findall(r"^ *[*+] .*|(?<=[^\n]\n) *1[.)] .*", text, flags=re.M)
+        assert not items, f"{path.name}: {items}"
+
+
+@each_stage
+def test_hints_have_three_levels(stage: Stage) -> None:
+    found = sections(read(stage.hints))
+    assert tuple(found) == LEVELS
+    assert min(len(body) for body in found.values()) >= 200
+    assert found["Level 3"].count("```") == 2, "level 3 shows the shape of the code"
+    assert not fences(read(stage.hints), "python"), "pseudo code, not the solution"
+
+
+@each_stage
+def test_hints_are_not_the_solution(stage: Stage) -> None:
+    hints = {flat(line) for line in read(stage.hints).splitlines()}
+    given_away = [
+        line
+        for line in map(flat, solution_lines(stage))
+        if len(line) > 24 and not line.startswith(("#", '"""')) and line in hints
+    ]
+    assert not given_away
+
+
+def solution_lines(stage: Stage) -> Iterator[str]:
+    inside = False
+    for line in read(stage.reference).splitlines():
+        if line.strip() == "# solution: begin":
+            inside = True
+        elif line.strip() == "# solution: end":
+            inside = False
+        elif inside:
+            yield line
+
+
+@each_stage
+def test_notes_answer_their_questions(stage: Stage) -> None:
+    found = sections(read(notes_of(stage)))
+    assert tuple(found)[: len(NOTES)] == NOTES
+    assert all(len(found[name]) >= 80 for name in NOTES), {n: len(found[n]) for n in NOTES}
+    for number in stage.numbers:
+        bars = {**stage.bars.get("cpu", {}), **stage.bars.get("cuda", {})}
+        if number in bars:
+            assert number.replace("_", " ") in found["Why the bars stand where they stand"]
+
+
+@each_stage
+def test_incident_hides_its_answer(stage: Stage) -> None:
+    incident = sections(read(stage.chapter))["Incident"]
+    assert incident.count("<details>") == incident.count("</details>") == 1
+    before, answer = incident.split("<details>")
+    assert "?" in before, "the reader is asked something"
+    assert len(answer) > 300
+
+
+@each_stage
+def test_challenges_are_graded(stage: Stage) -> None:
+    items = re.findall(r"^\d+\. \*(Easy|Medium|Hard)\.\*", section(stage, "Challenges"), flags=re.M)
+    assert len(items) >= 3
+    assert items == sorted(items, key=("Easy", "Medium", "Hard").index)
+
+
+@each_stage
+def test_sources_say_when_and_where(stage: Stage) -> None:
+    items = re.split(r"^- ", section(stage, "Sources"), flags=re.M)[1:]
+    assert len(items) >= 3
+    for item in items:
+        assert re.search(r"\b(19|20)\d\d\b|https://|data sheets", item), item
+
+
+def section(stage: Stage, name: str) -> str:
+    return sections(read(stage.chapter))[name]
+
+
+# -- one source ----------------------------------------------------------------------------------
+
+
+@each_stage
+def test_chapter_opens_with_the_prediction(stage: Stage) -> None:
+    predict = section(stage, "Predict")
+    assert predict.startswith("> ")
+    assert flat(stage.predict) in flat(predict)
+    assert f"./course predict {stage.number}" in predict
+
+
+@each_stage
+def test_no_result_comes_before_the_prediction(stage: Stage) -> None:
+    """Nothing that was measured or worked out stands beside the question."""
+    around = flat(section(stage, "Predict")).replace(flat(stage.predict), "")
+    assert not re.search(r"\d(?:\.\d+)?\s?(?:x|ms|us|GB/s|times)\b", around)
+    if stage.number == 1:
+        answer = sum(64 + generated for generated in range(128))
+        assert f"{answer:,}" not in read(stage.chapter)
+        assert str(answer) not in read(stage.chapter)
+
+
+@each_stage
+def test_because_is_that_of_the_syllabus(stage: Stage) -> None:
+    assert flat(section(stage, "Because")).startswith(flat(stage.because))
+
+
+@each_stage
+def test_signatures_are_those_of_the_solution(stage: Stage) -> None:
+    shown: dict[str, str] = {}
+    for block in fences(section(stage, "What you build"), "python"):
+        shown |= signatures(ast.parse(block))
+    real = signatures(ast.parse(read(stage.reference)))
+    assert {name.split(".")[0] for name in shown} == set(stage.builds)
+    assert shown == {name: real[name] for name in shown}
+
+
+def signatures(module: ast.Module) -> dict[str, str]:
+    """`name` or `Class.name` -> arguments and result, as text."""
+    found: dict[str, str] = {}
+    for node in module.body:
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for function in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(function, ast.FunctionDef):
+                result = ast.unparse(function.returns) if function.returns else ""
+                found[owner + function.name] = f"({ast.unparse(function.args)}) -> {result}"
+    return found
+
+
+@each_stage
+def test_gate_names_every_number_and_bar(stage: Stage) -> None:
+    text = section(stage, "The gate")
+    rows = " ".join(line for line in text.splitlines() if line.startswith("|"))
+    for number in stage.numbers:
+        words = number.split("_")
+        assert " ".join(words) in rows or all(word in rows for word in words), number
+    for tier in stage.bars:
+        for name, bar in stage.bars[tier].items():
+            for value in bar.values() if isinstance(bar, dict) else bar:
+                assert re.search(rf"(?<![\d.]){value:,g}(?![\d])", text), (tier, name, value)
+    assert f"./course check {stage.number}" in text
+    assert "not measured on this machine" in text
+
+
+@each_stage
+def test_codes_are_in_the_closed_list(stage: Stage) -> None:
+    known = {code.value for code in Code}
+    for path in texts_of(stage):
+        unknown = set(named_codes(read(path))) - known
+        assert not unknown, f"{path.name}: {unknown}"
+    assert len(set(named_codes(section(stage, "Traps")))) >= 3
+
+
+@each_stage
+def test_every_mistake_in_the_traps_has_a_wrong_solution(stage: Stage) -> None:
+    """A code that the traps threaten with is one that some wrong solution does end with."""
+    proved = {read(path).split(maxsplit=2)[1].rstrip(":") for path in stage.wrong}
+    assert set(named_codes(section(stage, "Traps"))) <= proved
+
+
+@each_stage
+def test_links_and_files_exist(stage: Stage) -> None:
+    for path in texts_of(stage):
+        for target in links(read(path)):
+            if not target.startswith(("https://", "#")):
+                assert (path.parent / target.partition("#")[0]).exists(), f"{path.name}: {target}"
+        for name in file_names(read(path)):
+            assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
+# -- glossary ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    name: str
+    aliases: tuple[str, ...]
+    stage: int
+    text: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+@cache
+def glossary() -> tuple[Term, ...]:
+    document = tomllib.loads(read(ROOT / "glossary.toml"))
+    return tuple(
+        Term(**{**entry, "aliases": tuple(entry["aliases"])}) for entry in document["term"]
+    )
+
+
+def uses(words: Iterable[str], text: str) -> Iterator[str]:
+    """Occurrences of any of these words, in the singular or the plural."""
+    for word in words:
+        pattern = rf"(?<![\w-]){re.escape(word)}s?(?![\w-])"
+        yield from re.findall(pattern, text, flags=0 if word.isupper() else re.IGNORECASE)
+
+
+def test_glossary_entries_are_whole() -> None:
+    seen: set[str] = set()
+    for term in glossary():
+        for word in term.words:
+            assert word.lower() not in seen, f"{word!r} is defined twice"
+            seen.add(word.lower())
+        assert term.text.endswith(".")
+        assert 1 <= len(re.findall(r"\.(?:\s|$)", term.text)) <= 2, (
+            f"{term.name}: one or two sentences"
+        )
+    assert [t.stage for t in glossary()] == sorted(t.stage for t in glossary())
+
+
+def test_glossary_defines_before_use() -> None:
+    for index, term in enumerate(glossary()):
+        for later in glossary()[index + 1 :]:
+            # "end-of-sequence token" holds the word "token": only what a *later* entry says counts.
+            found = list(uses(later.words, prose(term.text)))
+            assert not found, f"{term.name!r} is explained by {later.name!r}, which comes after it"
+
+
+@each_stage
+def test_terms_of_the_syllabus_are_defined_and_used(stage: Stage) -> None:
+    defined = {term.name: term for term in glossary()}
+    chapter = prose(read(stage.chapter))
+    for name in stage.terms:
+        assert name in defined, f"glossary.toml does not define {name!r}"
+        assert defined[name].stage == stage.number
+        assert any(uses(defined[name].words, chapter)), f"the chapter never uses {name!r}"
+    assert set(stage.terms) == {t.name for t in glossary() if t.stage == stage.number}
+
+
+@each_stage
+def test_chapters_use_no_term_of_a_later_stage(stage: Stage) -> None:
+    for path in (stage.chapter, stage.hints):
+        text = read(path)
+        if path == stage.chapter:  # the titles of papers are what they are
+            text = text.replace(section(stage, "Sources"), "")
+        for term in glossary():
+            if term.stage > stage.number:
+                found = list(uses(term.words, prose(text)))
+                assert not found, f"{path.name} of {stage.id} uses {found[0]!r}: stage {term.stage}"
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+
+@cache
+def reference(number: int) -> ModuleType:
+    path = load_syllabus().find(number).reference
+    spec = importlib.util.spec_from_file_location(f"reference_for_chapters_{number}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOY = ModelConfig(
+    architecture="llama", vocab_size=10, hidden_size=4, intermediate_size=8, num_layers=1,
+    num_heads=2, num_kv_heads=1, head_dim=2, max_context=16,
+)  # fmt: skip
+LLAMA3, SMOL = PUBLISHED["llama-3-8b"], PUBLISHED["smollm2-135m"]
+A100, H100 = 2.039e12, 3.35e12  # bytes per second
+A100_FLOPS = 312e12
+
+Figure = tuple[str, Callable[[], Any]]  # a piece of the chapter with {}, and what belongs there
+
+
+def gain(a: float, b: float, rows: int) -> float:
+    """What a cache gains at a length, when a pass over T rows takes a + b T."""
+    return (a + b * rows) / (a + b)
+
+
+def naive(prompt: int, new: int) -> int:
+    return sum(prompt + i for i in range(new))
+
+
+def weights(config: ModelConfig) -> int:
+    return int(reference(3).decode_weights(config))
+
+
+def kv(config: ModelConfig, width: float) -> float:
+    return float(reference(3).kv_bytes_per_token(config, width))
+
+
+FIGURES: dict[int, list[Figure]] = {
+    1: [
+        ("For n = 3 and m = 2 that is 6 + 1 = {}.", lambda: naive(3, 2)),
+        ("makes {:.1f} million weights in the layers",
+         lambda: (SMOL.num_weights - SMOL.vocab_size * SMOL.hidden_size) / 1e6),
+        ("× 30 = {:.1f} million for attention", lambda: 2 * 9 * 64 * 160 * 30 / 1e6),
+        ("49,152 x 576 = {:.1f} million weights", lambda: SMOL.vocab_size * SMOL.hidden_size / 1e6),
+        ("{:.0%} of the model's", lambda: SMOL.vocab_size * SMOL.hidden_size / SMOL.num_weights),
+        ("28.3 / 106.2 = {:.0%} more expensive", lambda: 28.3 / 106.2),
+        ("160 x 49,152 four-byte numbers, {:.0f} MB", lambda: 160 * 49_152 * 4 / 1e6),
+        ("tokens: 8 - 6 + 1 = {}.", lambda: 8 - 6 + 1),
+        ("`b` = 77 / 511 = {:.2f} ms per position", lambda: (118 - 41) / (212 + 511 - 212)),
+        ("has a mean of {:.1f}", lambda: (41 + 118) / 2),
+        ("total {:.1f} s", lambda: 512 * 79.5 / 1e3),
+    ],
+    2: [
+        ("you counted {:,} positions", lambda: naive(64, 128)),
+        ("that is {} instead of 16,320", lambda: 64 + 128 - 1),
+        ("{:.0f} times fewer", lambda: naive(64, 128) / 191),
+        ("a gain of {:.1f}, not of 186", lambda: gain(40, 0.6, 186)),
+        ("at 186 tokens and {:.0f} at 2,000", lambda: int(gain(40, 0.6, 2000))),
+        ("that is {:.1f} ms against", lambda: 40 + 0.6 * 186),
+        ("× 4 = {:,.0f} bytes for each token", lambda: kv(SMOL, 4)),
+        ("46,080 bytes = {:.0f} MB", lambda: 2000 * kv(SMOL, 4) / 1e6),
+        ("the {:.0f} MB of its weights", lambda: 4 * SMOL.num_weights / 1e6),
+        ("48 × 768 = {:,}", lambda: 48 * 2 * 3 * 2 * 16 * 4),
+    ],
+    3: [
+        ("{} weights", lambda: weights(TOY)),
+        ("The toy: {} FLOP", lambda: 2 * weights(TOY)),
+        ("FLOP, {} bytes", lambda: 2 * weights(TOY)),
+        ("decode does {:.0f} FLOP per byte", lambda: intensity(LLAMA3, 1, 0, 2)),
+        ("at 32 bits {:.1f}", lambda: intensity(LLAMA3, 1, 0, 4)),
+        ("1/153 = {:.2%} of an A100", lambda: A100 / A100_FLOPS),
+        ("14 GB take {:.0f} ms", lambda: 14e9 / A100 * 1e3),
+        ("14 GFLOP take {:.0f} us", lambda: 14e9 / A100_FLOPS * 1e6),
+        ("about {:.0f}:1", lambda: 7e-3 / 45e-6),
+        ("need {:.0f} us of arithmetic", lambda: 5 * 45),
+        ("2 TB/s: {:.0f} ms, at most 125", lambda: 16e9 / 2e12 * 1e3),
+        ("at most {:.0f} tokens/s", lambda: 2e12 / 16e9),
+        ("At 4 bits: {:.0f} ms", lambda: 4e9 / 2e12 * 1e3),
+        ("2 ms, {:.0f} tokens/s", lambda: 2e12 / 4e9),
+        ("128 × 2 = {:,.0f} bytes per token", lambda: kv(LLAMA3, 2)),
+        ("{:.0f} MiB per 1,000 tokens", lambda: 1000 * kv(LLAMA3, 2) / 2**20),
+        ("{:.0f} GiB per 8,192", lambda: 8192 * kv(LLAMA3, 2) / GIB),
+        ("of weights, {:.1f} GiB are left", lambda: 80 - 14.9),
+        ("{} sequences of 8,192 tokens",
+         lambda: reference(3).max_batch(LLAMA3, 80 * GIB, 14.9 * GIB, 8192, 2)),
+        ("the group size, {:.0f} for Llama-3-8B", lambda: LLAMA3.num_heads / LLAMA3.num_kv_heads),
+        ("read {:.1f} GB of weights", lambda: 2 * weights(LLAMA3) / 1e9),
+        ("and {:.1f} GB of cache", lambda: 65 * 8192 * kv(LLAMA3, 2) / 1e9),
+        ("intensity is {:.1f}, not 65", lambda: intensity(LLAMA3, 65, 8192, 2)),
+        ("its {:.2f} billion weights", lambda: LLAMA3.num_weights / 1e9),
+        ("need {:.2f} GB", lambda: 2 * LLAMA3.num_weights / 1e9),
+        ("3.35 TB/s = {:.2f} ms", lambda: 2 * LLAMA3.num_weights / H100 * 1e3),
+        ("ms: {:.0%}, and that is a well configured server", lambda: 4.79 / 6.09),
+        ("the floor is {:.2f} ms", lambda: 2 * weights(LLAMA3) / H100 * 1e3),
+        ("the utilisation {:.0%}", lambda: 2 * weights(LLAMA3) / H100 * 1e3 / 6.09),
+        ("tokens\" for 131,072 bytes per token: it is {:.0f} MiB",
+         lambda: 1000 * kv(LLAMA3, 2) / 2**20),
+        ("A ridge of {:.0f} for the A100", lambda: 312e12 / 2e12),
+        ("A is right: {:,} weights", lambda: weights(SMOL)),
+        ("4 bytes = {:.0f} MB)", lambda: 4 * SMOL.vocab_size * SMOL.hidden_size / 1e6),
+    ],
+}  # fmt: skip
+
+
+def intensity(config: ModelConfig, batch: int, context: int, width: float) -> float:
+    return float(reference(3).arithmetic_intensity(config, batch, context, width))
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "compute"),
+    [(number, *figure) for number, figures in FIGURES.items() for figure in figures],
+)
+def test_figures_are_what_they_should_be(
+    number: int, words: str, compute: Callable[[], Any]
+) -> None:
+    """The chapter says, character for character, what comes out when it is worked out again."""
+    assert words.format(compute()) in flat(read(load_syllabus().find(number).chapter))
+
+
+def test_published_sizes_are_their_publishers() -> None:
+    """The figures above rest on these."""
+    assert LLAMA3.num_weights == 8_030_261_248
+    assert SMOL.num_weights == 134_515_008
+
+
+def test_ridges_follow_from_their_own_rows() -> None:
+    rows = tables(section(load_syllabus().find(3), "On paper"))
+    ridges = {}
+    for device, bandwidth, flops, ridge in rows["device"]:
+        assert f"{float(flops) / float(bandwidth):.0f}" == ridge, device
+        ridges[device.split()[0]] = int(ridge)
+    assert ridges == {"A100": 153, "H100": 295, "H200": 206}
+
+
+def test_the_reports_of_the_incident_follow_from_their_own_rows() -> None:
+    rows = tables(section(load_syllabus().find(3), "Incident"))["report"]
+    assert len(rows) == 5
+    counted = {"538": weights(SMOL), "651": weights(SMOL) + SMOL.vocab_size * SMOL.hidden_size}
+    for report, moved, bandwidth, floor, share in rows:
+        megabytes = moved.removesuffix(" MB")
+        assert f"{4 * counted[megabytes] / 1e6:.0f}" == megabytes
+        milliseconds = 4 * counted[megabytes] / float(bandwidth.removesuffix(" GB/s")) / 1e6
+        assert f"{milliseconds:.1f} ms" == floor, report
+        assert f"{milliseconds / 30.0:.0%}" == share, report
+
+
+def test_the_toy_weights_add_up() -> None:
+    block = fences(section(load_syllabus().find(3), "On paper"), "")[0]
+    counts = [int(number) for number in re.findall(r"(\d+)(?: weights)?$", block, flags=re.M)]
+    assert sum(counts[:-1]) == counts[-1] == weights(TOY)
+
+
+def test_hand_counts_of_the_loops() -> None:
+    """The tables that stages 01 and 02 work out by hand: a prompt of 3, and 2 new tokens."""
+    naive_rows = tables(section(load_syllabus().find(1), "On paper"))["step"]
+    assert [row[2] for row in naive_rows] == ["3", "4", str(naive(3, 2))]
+    assert [len(row[1].split()) for row in naive_rows[:2]] == [3, 4]
+    cached = tables(section(load_syllabus().find(2), "On paper"))["pass"]
+    assert sum(len(row[1].split()) for row in cached) == 3 + 2 - 1
+    assert [row[2] for row in cached] == ["0", "3"]
+
+
+def tables(text: str) -> dict[str, list[list[str]]]:
+    """The rows of each table, by the first word of its head."""
+    found: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
+    before = ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not before.startswith("|"):
+                rows = found[cells[0]] = []
+            elif not set(line) <= set("|-: "):
+                rows.append(cells)
+        before = line
+    return found
