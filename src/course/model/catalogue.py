@@ -81,7 +81,8 @@ def load(
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     if name in BENCHES:
         name = "bench-1b" if name == "bench" and device.type == "cuda" else name
-        return _load_seeded(name, _benches()[name], device, dtype, draw_on=device.type)
+        draw_on = "cuda" if device.type == "cuda" else "cpu"
+        return _load_seeded(name, _benches()[name], device, dtype, draw_on)
     if name not in (SMOLLM2, "") and (folder := Path(name).expanduser()).is_dir():
         return _load_folder(name, folder, device, dtype)
     if name == SMOLLM2 or is_hub_id(name):

@@ -84,9 +84,8 @@ class Decoder(nn.Module):
             DecoderLayer(config, i, weights) for i in range(config.num_layers)
         )
         self.norm = RMSNorm(weights["norm.weight"], config.norm_eps)
-        self.lm_head = Linear(
-            weights["embed.weight" if config.tie_embeddings else "lm_head.weight"]
-        )
+        head = "embed.weight" if config.tie_embeddings else "lm_head.weight"
+        self.lm_head = Linear(weights[head])
         self.cos: Tensor
         self.sin: Tensor
         for name, table in zip(("cos", "sin"), rope_tables(config), strict=True):
@@ -159,13 +158,17 @@ class Decoder(nn.Module):
             TypeError: the factory returned nothing callable, or this decoder's own weight layers
                 came from a factory and have no `weight` and `bias` to hand on.
         """
-        # A deep copy copies nothing that its memo holds already: the tensors, which stay shared,
-        # and the old weight layers, in whose place the memo gives the new ones.
-        memo: dict[int, Any] = {id(t): t for t in (*self.parameters(), *self.buffers())}
+        # A deep copy copies nothing that its memo holds already. It holds what stays shared, and
+        # for each old weight layer the new one.
+        shared = (self.config, *self.parameters(), *self.buffers())
+        memo: dict[int, Any] = {id(thing): thing for thing in shared}
         for name, linear in self.linears():
-            if not hasattr(linear, "weight") or not hasattr(linear, "bias"):
-                raise TypeError(f"{name} is a {type(linear).__name__} without weight and bias")
-            memo[id(linear)] = _as_module(factory(name, linear.weight, linear.bias))
+            try:
+                weight, bias = linear.weight, linear.bias
+            except AttributeError:
+                kind = type(linear).__name__
+                raise TypeError(f"{name} is a {kind} that shows no weight and bias") from None
+            memo[id(linear)] = _as_module(factory(name, weight, bias))
         return copy.deepcopy(self, memo)
 
     def pack(self) -> Decoder:
