@@ -1,7 +1,7 @@
 """The judge's side of a worker: start it, step it, time it, bound it, end it.
 
-All clocks and limits are here, in the judge's process. A reply that does not come in time, a tree of
-processes that outgrows its memory, or one that ends, becomes a GateFailure with its own code.
+All clocks and limits are here, in the judge's process. A reply that does not come in time, a tree
+of processes that outgrows its memory, or one that ends, becomes a GateFailure with its own code.
 """
 
 from __future__ import annotations
