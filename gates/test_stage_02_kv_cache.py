@@ -178,7 +178,7 @@ def test_memory(gate: GateRun) -> None:
 
 
 @pytest.mark.number
-@pytest.mark.parametrize(("index", "name"), enumerate(["short", "middle", "long"]))
+@pytest.mark.parametrize(("index", "name"), [(0, "short"), (1, "middle"), (2, "long")])
 def test_step_time(gate: GateRun, index: int, name: str) -> None:
     """a decode step against a step of the naive loop"""
     length = gate.bar("lengths")[index]
