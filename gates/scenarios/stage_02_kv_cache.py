@@ -32,17 +32,16 @@ def passes(
 
 
 def fill(env: Any, model: str, capacity: int, first: int, second: int) -> Iterator[Any]:
-    """Write `first`, then `second` positions straight into layer 0 and on; report the length."""
+    """Write `first`, then `second` positions into every layer; the length after each."""
     config = env.model(model).config
     cache = make(env, env.model(model), capacity, 1)
     for count in (first, second):
         k = torch.ones(1, count, config.num_kv_heads, config.head_dim, device=env.device)
-        try:
-            for layer in range(config.num_layers):
-                cache.append(layer, k, k)
-        finally:
-            length = cache.length
-        yield length
+        lengths = []
+        for layer in range(config.num_layers):
+            cache.append(layer, k, k)
+            lengths.append(cache.length)
+        yield lengths
 
 
 def after_overflow(env: Any, model: str, capacity: int) -> dict[str, Any]:
@@ -51,8 +50,8 @@ def after_overflow(env: Any, model: str, capacity: int) -> dict[str, Any]:
     cache = make(env, env.model(model), capacity, 1)
     shape = (1, capacity, config.num_kv_heads, config.head_dim)
     ones = torch.ones(shape, device=env.device)
-    for layer in range(config.num_layers):
-        keys, values = cache.append(layer, ones, ones)
+    stored = [cache.append(layer, ones, ones) for layer in range(config.num_layers)]
+    keys, values = stored[0]  # of the layer that is written to next
     kept = [keys.clone(), values.clone()]
     try:
         cache.append(0, 2 * ones[:, :1], 2 * ones[:, :1])

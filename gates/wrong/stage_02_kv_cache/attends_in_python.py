@@ -33,13 +33,14 @@ class KVCache:
             return causal_attention(q, keys, values)
         out = torch.empty_like(q)
         group = q.shape[2] // k.shape[2]
-        for row in range(len(q)):
-            for head in range(q.shape[2]):
-                query = q[row, 0, head] / q.shape[-1] ** 0.5
-                past = range(keys.shape[1])
-                scores = torch.stack([keys[row, i, head // group] @ query for i in past])
-                weights = scores.softmax(0)
-                out[row, 0, head] = sum(weights[i] * values[row, i, head // group] for i in past)
+        for head in range(k.shape[2]):
+            mine = slice(head * group, (head + 1) * group)
+            query = q[:, 0, mine] / q.shape[-1] ** 0.5
+            past = range(keys.shape[1])
+            scores = [torch.einsum("bgd,bd->bg", query, keys[:, i, head]) for i in past]
+            weights = torch.stack(scores, -1).softmax(-1)
+            found = sum(weights[..., i, None] * values[:, i, None, head] for i in past)
+            out[:, 0, mine] = found
         return out
 
 

@@ -1,4 +1,4 @@
-# WRONG_LOGITS: fast, because only the last 8 positions are attended to
+# WRONG_TOKEN: fast, because only the last 8 positions are attended to
 import torch
 
 from course.model import causal_attention

@@ -1,4 +1,4 @@
-# WRONG_LOGITS: length moves after each layer, so later layers write and read elsewhere
+# WRONG_TOKEN: length moves after each layer, so later layers write and read elsewhere
 import torch
 
 from course.model import causal_attention

@@ -1,4 +1,4 @@
-# WRONG_VALUE: attends over the whole reserved memory, written or not
+# WRONG_TOKEN: attends over the whole reserved memory, written or not
 import torch
 
 from course.model import causal_attention
@@ -12,8 +12,8 @@ class KVCache:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         shape = (config.num_layers, batch_size, capacity, config.num_kv_heads, config.head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.capacity = capacity
         self.length = 0
 
