@@ -80,4 +80,4 @@ def max_batch(config, memory_bytes, weight_bytes, context_len, bytes_per_value):
     if context_len < 1:
         raise ValueError(f"context_len must be at least 1, got {context_len}")
     per_sequence = context_len * kv_bytes_per_token(config, bytes_per_value)
-    return max(0.0, (memory_bytes - weight_bytes) // per_sequence)
+    return max(0.0, float((memory_bytes - weight_bytes) // per_sequence))
