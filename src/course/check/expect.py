@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from course.check.channel import Foreign, short, type_name
 from course.check.codes import Code
 from course.check.failure import GateFailure
-from course.check.host import SolutionError
+from course.check.replies import SolutionError
 
 if TYPE_CHECKING:
     import torch
@@ -54,27 +54,38 @@ def is_number(value: Any, what: str) -> float:
         raise GateFailure(
             Code.WRONG_TYPE, f"{what} has the wrong type", "a number", f"{type_name(value)}: {got}"
         )
-    if not math.isfinite(value):
-        raise GateFailure(Code.WRONG_VALUE, f"{what} is not finite", "a finite number", str(value))
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf  # an int of hundreds of digits
+    if not math.isfinite(number):
+        raise GateFailure(
+            Code.WRONG_VALUE, f"{what} is not finite", "a finite number", short(value, 40)
+        )
+    return number
 
 
 def is_tensor(value: Any, what: str, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of that shape, without NaN, or WRONG_TYPE / WRONG_VALUE."""
+    """A tensor of real numbers, of that shape, without NaN, or WRONG_TYPE / WRONG_VALUE."""
     import torch
 
     if not isinstance(value, torch.Tensor):
         raise GateFailure(
             Code.WRONG_TYPE, f"{what} has the wrong type", "torch.Tensor", type_name(value)
         )
+    if value.is_complex():
+        raise GateFailure(
+            Code.WRONG_TYPE, f"{what} has the wrong type", "real numbers", str(value.dtype)
+        )
     if list(value.shape) != list(shape):
         raise GateFailure(
             Code.WRONG_VALUE,
             f"{what} has the wrong shape",
             str(list(shape)),
-            str(list(value.shape)),
+            short(list(value.shape)),
         )
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+    wide = value if value.element_size() > 1 else value.float()  # torch cannot test 8-bit floats
+    if not bool(torch.isfinite(wide).all()):
         raise GateFailure(Code.WRONG_VALUE, f"{what} holds NaN or infinity", "finite values")
     return value
 
@@ -127,7 +138,7 @@ def close(
     """
     difference = (got.double() - expected.double()).abs()
     worst = difference.amax(dim=-1).flatten()
-    bad = (worst > atol).nonzero().flatten()
+    bad = (~(worst <= atol)).nonzero().flatten()  # NaN is never within a tolerance
     if len(bad):
         first = int(bad[0])
         raise GateFailure(

@@ -19,8 +19,11 @@ from course.check.host import (
     Limits,
     WorkerConfig,
     WorkerHost,
+    adopt_orphans,
     descendants_cpu_seconds,
+    end_orphans,
     forbidden_paths,
+    own_children,
 )
 from course.check.result import CheckOutcome, Number
 from course.measure.ratio import Bar, PairedRatio, Verdict, measure_pair
@@ -63,7 +66,10 @@ class GateRun:
         self.failure: GateFailure | None = None
         self.record: Callable[[Number], None] | None = None  # set by the pytest-benchmark bridge
         self.layer = "contract"  # or "number": contracts run on nano, and have less time
+        self.left_behind: list[str] = []  # what the solution had started and had to be ended
         self._workers: dict[str, WorkerHost] = {}
+        self.bystanders = own_children()
+        adopt_orphans()
 
     # -- workers -----------------------------------------------------------------------------
 
@@ -110,10 +116,11 @@ class GateRun:
         return worker
 
     def close(self) -> None:
-        """End both workers."""
+        """End both workers, and whatever the solution has started and left behind."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+        self.left_behind += end_orphans(self.bystanders)
 
     # -- numbers -----------------------------------------------------------------------------
 
@@ -287,7 +294,7 @@ class BackgroundWatch:
 
     def _others(self) -> float:
         """Processor time of everything below the judge that is not the baseline."""
-        return descendants_cpu_seconds(apart_from=self.gate.baseline)
+        return descendants_cpu_seconds(self.gate.baseline, self.gate.bystanders)
 
     def judge(self) -> None:
         """Raise BACKGROUND_WORK if they were busy."""

@@ -6,16 +6,21 @@ code. An audit hook sees every file that Python opens, by whatever name; an impo
 module was asked for. Both only *record* and refuse: the judge decides. A solution that swallows the
 refusal is recorded all the same.
 
+No guard inside a process can hold against whoever wants to break it. This one sees to it that
+nobody gets past by accident, or without having to hide what they do. What a verdict rests on, the
+oracle, the clock and the secret inputs, is in another process.
+
 The clocks are compared with what they were before the solution was loaded. A patched clock changes
 nothing, since the judge times from another process, but it deserves a name.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,6 +29,13 @@ from typing import Any
 
 OPEN_TO_SOLUTIONS = ("course.types", "course.model", "course.parts")
 COURSE_SOURCE = str(Path(__file__).resolve().parents[1])
+IMPORT_SYSTEM = ("<frozen importlib", os.path.dirname(importlib.__file__) + os.sep)
+
+# Events whose arguments may name a file that another program, or another name, then opens.
+PASSED_ON = (
+    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.link",
+    "os.symlink", "os.rename",
+)  # fmt: skip
 
 
 class ForbiddenImport(ImportError):
@@ -40,6 +52,7 @@ class Guard(MetaPathFinder):
     def __init__(self, forbidden: Sequence[Path]) -> None:
         self.forbidden = tuple(os.path.realpath(path) + os.sep for path in forbidden)
         self.violations: list[str] = []
+        self.closed = False
 
     def close_doors(self) -> None:
         """Start refusing. Modules that are loaded already and not open to solutions are hidden."""
@@ -51,7 +64,13 @@ class Guard(MetaPathFinder):
                 del sys.modules[name]
         sys.modules["__main__"] = ModuleType("__main__")
         sys.meta_path.insert(0, self)
+        self.closed = True
         sys.addaudithook(self._audit)
+
+    def found(self) -> list[str]:
+        """What was reached for so far."""
+        gone = self.closed and self not in sys.meta_path
+        return self.violations + ["the guard of imports, which was removed"] * gone
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Refuse a forbidden module; leave any other to the finders behind this one."""
@@ -65,23 +84,40 @@ class Guard(MetaPathFinder):
         return None  # leave it to the finders behind this one
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "open" or not isinstance(args[0], (str, bytes)):
-            return
-        path = os.path.realpath(os.fsdecode(args[0]))
-        if path.startswith(self.forbidden):
-            folder = os.path.basename(os.path.dirname(path))
-            self.violations.append(f"open {folder}/{os.path.basename(path)}")
-            raise ForbiddenFile(f"a solution may not open {path}")
+        if event == "open":
+            for name in _names(args[:1]):
+                path = os.path.realpath(name)
+                # The folder itself counts: files can be opened relative to it.
+                if (path + os.sep).startswith(self.forbidden):
+                    self._refuse("open", path)
+        elif event in PASSED_ON:
+            for name in _names(args):
+                if any(folder in name for folder in self.forbidden):
+                    self._refuse(event, name)
+
+    def _refuse(self, what: str, path: str) -> None:
+        folder = os.path.basename(os.path.dirname(path))
+        self.violations.append(f"{what} {folder}/{os.path.basename(path)}"[:200])
+        raise ForbiddenFile(f"a solution may not open {path}"[:300])
 
 
 def _open(name: str) -> bool:
     return name == "course" or any(name == m or name.startswith(m + ".") for m in OPEN_TO_SOLUTIONS)
 
 
+def _names(values: Any) -> Iterator[str]:
+    """Everything among `values`, and in lists among them, that could be a path."""
+    for value in values:
+        if isinstance(value, (str, bytes, os.PathLike)):
+            yield os.fsdecode(value)
+        elif isinstance(value, (list, tuple)):
+            yield from _names(value)
+
+
 def _importer() -> FrameType | None:
     """The frame whose import statement is being carried out."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and "importlib" in frame.f_code.co_filename:
+    while frame is not None and frame.f_code.co_filename.startswith(IMPORT_SYSTEM):
         frame = frame.f_back
     return frame
 

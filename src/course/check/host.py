@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ import psutil
 from course.check.channel import BadFrame, Channel, ChannelClosed, ChannelTimeout
 from course.check.codes import Code
 from course.check.failure import GateFailure
+from course.check.replies import SolutionError, checked
 from course.paths import course_home
 
-OUTPUT_TAIL = 2000  # characters of captured output shown with a failure
+OUTPUT_TAIL = 2000  # bytes of captured output shown with a failure
+OUTPUT_LIMIT = 64 << 20  # bytes that a solution may print: a loop that prints must not fill a disk
 LOAD_SECONDS = 120.0  # a cold disk can take long to bring torch in
 
 
@@ -62,30 +65,17 @@ class Step:
     done: bool
 
 
-class SolutionError(Exception):
-    """The solution raised. Bad-input checks expect this; elsewhere it becomes CRASHED."""
-
-    def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(f"{error['type']}: {error['message']}")
-        self.type: str = error["type"]
-        self.bases: list[str] = error["bases"]
-        self.message: str = error["message"]
-        self.where: str = error["where"]
-        self.traceback: str = error["traceback"]
-
-
 class WorkerHost:
-    """A worker process, seen from the judge.
-
-    Raises GateFailure from the constructor when the solution cannot be loaded.
-    """
+    """A worker process, seen from the judge. Starting is asynchronous: see `wait_loaded`."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self.seconds = config.limits.seconds  # for the next reply
         self._runs = 0
         self._killed: GateFailure | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        self._refused: GateFailure | None = None  # why the solution could not be loaded
+        # Both sides share one file position, unless what is written always goes to the end.
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115  closed in close()
         down_read, down_write = os.pipe()
         up_read, up_write = os.pipe()
         command = [sys.executable, "-m", "course.check.worker"]
@@ -102,32 +92,47 @@ class WorkerHost:
         )
         os.close(down_read)
         os.close(up_write)
+        os.set_blocking(down_write, False)
         self.channel = Channel(up_read, down_write)
         self._done = threading.Event()
-        threading.Thread(target=self._watch_memory, daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
         self._loaded = False
-        self.channel.send(
-            {
-                "solution": str(config.solution),
-                "scenarios": str(config.scenarios),
-                "stage": config.stage,
-                "builds": list(config.builds),
-                "forbidden": [str(path) for path in config.forbidden],
-                "trusted": config.trusted,
-                "device": config.device,
-                "threads": config.threads,
-            }
-        )
+        self._token = secrets.token_hex(16)
+        with contextlib.suppress(ChannelClosed):  # gone already: wait_loaded finds out why
+            self.channel.send(
+                {
+                    "token": self._token,
+                    "solution": str(config.solution),
+                    "scenarios": str(config.scenarios),
+                    "stage": config.stage,
+                    "builds": list(config.builds),
+                    "forbidden": [str(path) for path in config.forbidden],
+                    "trusted": config.trusted,
+                    "device": config.device,
+                    "threads": config.threads,
+                }
+            )
 
     def wait_loaded(self) -> WorkerHost:
         """Return when the solution has been loaded, or raise the GateFailure that says why not.
 
         Starting is asynchronous, so that two workers load side by side.
         """
-        if self._loaded:
-            return self
+        if self._refused is not None:
+            raise self._refused
+        if not self._loaded:
+            try:
+                self._load()
+            except GateFailure as failure:
+                self._refused = failure
+                raise
+            self._loaded = True
+        return self
+
+    def _load(self) -> None:
         self._expect_ready()
-        reply = self._receive(LOAD_SECONDS)
+        reply = self._receive(LOAD_SECONDS, "loaded", "missing")
         if "error" in reply:
             raise loading_failure(SolutionError(reply["error"]), self.config.solution)
         if "missing" in reply:
@@ -135,8 +140,6 @@ class WorkerHost:
             raise GateFailure(
                 Code.MISSING_NAME, f"{self.config.solution.name} does not define {names}"
             )
-        self._loaded = True
-        return self
 
     def _expect_ready(self) -> None:
         try:
@@ -154,8 +157,8 @@ class WorkerHost:
         self.wait_loaded()
         self._runs += 1
         message = {"op": "start", "run": self._runs, "scenario": scenario, "args": args}
-        reply, seconds = self._ask(message)
-        finished = Step(reply["value"], seconds, True) if reply.get("done") else None
+        reply, seconds = self._ask(message, "started", "value")
+        finished = Step(reply["value"], seconds, True) if "value" in reply else None
         return Run(self, self._runs, scenario, finished)
 
     def call(self, scenario: str, **args: Any) -> Any:
@@ -165,14 +168,18 @@ class WorkerHost:
             run.step()
         return run.finished.value
 
-    def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    def _ask(self, message: dict[str, Any], *kinds: str) -> tuple[dict[str, Any], float]:
+        self._token = secrets.token_hex(16)
+        message["token"] = self._token
         try:
             start = time.perf_counter()
-            self.channel.send(message)
-            reply = self._receive(self.seconds)
+            self.channel.send(message, self.seconds)
+            reply = self._receive(self.seconds, *kinds)
             seconds = time.perf_counter() - start
         except ChannelClosed:
             raise self._ended() from None
+        except ChannelTimeout:
+            raise self._timed_out(self.seconds) from None
         if "error" in reply:
             error = SolutionError(reply["error"])
             conduct = conduct_failure(error)
@@ -181,16 +188,19 @@ class WorkerHost:
             raise error
         return reply, seconds
 
-    def _receive(self, timeout: float) -> dict[str, Any]:
+    def _timed_out(self, timeout: float) -> GateFailure:
+        self.kill()
+        return GateFailure(
+            Code.TIMEOUT,
+            f"no answer within {timeout:g} seconds; the process was stopped",
+            detail=self.output(),
+        )
+
+    def _receive(self, timeout: float, *kinds: str) -> dict[str, Any]:
         try:
-            reply = self.channel.receive(timeout)
+            reply = checked(self.channel.receive(timeout), self._token, *kinds)
         except ChannelTimeout:
-            self.kill()
-            raise GateFailure(
-                Code.TIMEOUT,
-                f"no answer within {timeout:g} seconds; the process was stopped",
-                detail=self.output(),
-            ) from None
+            raise self._timed_out(timeout) from None
         except ChannelClosed:
             raise self._ended() from None
         except BadFrame as error:
@@ -200,9 +210,6 @@ class WorkerHost:
                 "what came over the result channel is not a message of the course",
                 detail=str(error),
             ) from None
-        if not isinstance(reply, dict):
-            self.kill()
-            raise GateFailure(Code.CHANNEL_FORGED, "a message without its envelope came")
         if reply.get("violations"):
             raise GateFailure(
                 Code.FORBIDDEN_IMPORT,
@@ -219,34 +226,40 @@ class WorkerHost:
     def _ended(self) -> GateFailure:
         """Why the process is gone."""
         try:
-            status = self.process.wait(timeout=5)
+            status = self.process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self.kill()
-            status = None
+            message = "the solution's process closed the channel that carries results"
+            return GateFailure(Code.EXITED, message, detail=self.output())
         if self._killed is not None:
             return self._killed
-        if status is not None and status < 0:
-            how = f"it was ended by {signal.Signals(-status).name}"
-        else:
-            how = f"exit status {status}"
+        how = f"exit status {status}" if status >= 0 else f"it was ended by {signal_name(-status)}"
         return GateFailure(
             Code.EXITED, f"the solution's process ended in the middle: {how}", detail=self.output()
         )
 
     # -- bounds ------------------------------------------------------------------------------
 
-    def _watch_memory(self) -> None:
-        limit = self.config.limits.memory_bytes
+    def _watch(self) -> None:
         while not self._done.wait(0.05):
-            used = sum(_quietly(lambda p=p: p.memory_info().rss, 0) for p in self.tree())
-            if used > limit:
-                self._killed = GateFailure(
-                    Code.MEMORY_LIMIT,
-                    f"the process held {used >> 20} MiB; the limit is {limit >> 20} MiB",
-                    detail=self.output(),
-                )
+            excess = self._excess()
+            if excess:
+                self._killed = GateFailure(Code.MEMORY_LIMIT, excess, detail=self.output())
                 self._kill_tree()
                 return
+
+    def _excess(self) -> str:
+        """What the processes have too much of; empty if nothing."""
+        printed = os.fstat(self._output.fileno()).st_size
+        if printed > OUTPUT_LIMIT:
+            return f"the process printed {printed >> 20} MiB; the limit is {OUTPUT_LIMIT >> 20} MiB"
+        limit, tree = self.config.limits.memory_bytes, self.tree()
+        used = sum(resident_bytes(process) for process in tree)
+        if used > limit and len(tree) > 1:  # pages that they share were counted more than once
+            used = sum(resident_bytes(process, shared=True) for process in tree)
+        if used > limit:
+            return f"the process held {used >> 20} MiB; the limit is {limit >> 20} MiB"
+        return ""
 
     def tree(self) -> list[psutil.Process]:
         """The worker and every process below it."""
@@ -258,9 +271,9 @@ class WorkerHost:
 
     def output(self) -> str:
         """The last of what the solution printed."""
-        self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, self._output.tell() - OUTPUT_TAIL))
-        return self._output.read().decode(errors="replace").strip()
+        fd = self._output.fileno()
+        start = max(0, os.fstat(fd).st_size - OUTPUT_TAIL)
+        return os.pread(fd, OUTPUT_TAIL, start).decode(errors="replace").strip()
 
     @property
     def alive(self) -> bool:
@@ -271,6 +284,8 @@ class WorkerHost:
         """End the process and everything below it, now."""
         self._done.set()
         self._kill_tree()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # so that `alive` tells the truth
+            self.process.wait(timeout=10)
 
     def _kill_tree(self) -> None:
         for process in reversed(self.tree()):
@@ -281,7 +296,7 @@ class WorkerHost:
     def close(self) -> None:
         """End the process and everything it started."""
         self.kill()
-        self.process.wait()
+        self._watcher.join(timeout=10)
         self.channel.close()
         self._output.close()
 
@@ -304,7 +319,7 @@ class Run:
         """
         if self.finished is not None:
             return self.finished
-        reply, seconds = self.host._ask({"op": "step", "run": self.number})
+        reply, seconds = self.host._ask({"op": "step", "run": self.number}, "value")
         step = Step(reply["value"], seconds, bool(reply.get("done")))
         if step.done:
             self.finished = step
@@ -318,17 +333,18 @@ class Run:
     def stop(self) -> None:
         """Close the scenario before its end."""
         if self.finished is None and self.host.alive:
-            self.host._ask({"op": "stop", "run": self.number})
+            self.host._ask({"op": "stop", "run": self.number}, "value")
             self.finished = Step(None, 0.0, True)
 
 
 def conduct_failure(error: SolutionError) -> GateFailure | None:
     """The failure that an exception means wherever it is raised, or None."""
-    if "NotImplementedError" in error.bases:
+    # torch raises NotImplementedError too, where it has no kernel: that is a crash, not a stub.
+    if "NotImplementedError" in error.bases and "NotImplementedError" in error.where:
         return GateFailure(
             Code.NOT_IMPLEMENTED, error.message or "this part is still a stub", where=error.where
         )
-    if "OutcomeException" in error.bases:
+    if {"OutcomeException", "SkipTest"} & set(error.bases):
         return GateFailure(
             Code.SKIPPED,
             "the solution called a pytest outcome; that is never a pass",
@@ -352,7 +368,7 @@ def loading_failure(error: SolutionError, path: Path) -> GateFailure:
         return conduct
     if "SyntaxError" in error.bases:
         return GateFailure(Code.SYNTAX_ERROR, error.message, where=error.where)
-    if "UnicodeDecodeError" in error.bases or "null bytes" in error.message:
+    if not error.where and ("UnicodeError" in error.bases or "null bytes" in error.message):
         return GateFailure(Code.SYNTAX_ERROR, f"{path.name} is not a text file in UTF-8")
     if "OSError" in error.bases and not error.where:
         return GateFailure(Code.MISSING_FILE, f"{path} cannot be read: {error.message}")
@@ -362,6 +378,22 @@ def loading_failure(error: SolutionError, path: Path) -> GateFailure:
         where=error.where,
         detail=error.traceback,
     )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; the number itself for a signal without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def resident_bytes(process: psutil.Process, *, shared: bool = False) -> int:
+    """Memory of one process; with `shared`, pages it shares count in part (Linux)."""
+    full = _quietly(process.memory_full_info, None) if shared else None
+    if full is not None:
+        return int(getattr(full, "pss", full.uss))
+    return int(_quietly(lambda: process.memory_info().rss, 0))
 
 
 def forbidden_paths(stage: int, folders: Sequence[str]) -> tuple[Path, ...]:
@@ -401,28 +433,51 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def descendants_cpu_seconds(apart_from: WorkerHost) -> float:
-    """Processor time used by all processes below this one, save those of one worker.
+def own_children() -> frozenset[int]:
+    """The processes that this one has started and that are still there, by their numbers."""
+    return frozenset(process.pid for process in psutil.Process().children())
+
+
+def descendants(known: Collection[int]) -> list[psutil.Process]:
+    """Every process below this one, save its children in `known` and what is below those."""
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in known:
+            found += [child, *_quietly(lambda c=child: c.children(recursive=True), [])]
+    return found
+
+
+def descendants_cpu_seconds(apart_from: WorkerHost, known: Collection[int] = ()) -> float:
+    """Processor time used by `descendants(known)`, save those of one worker.
 
     Daemons that left a worker are counted too, once `adopt_orphans` was called.
     """
     spared = {process.pid for process in apart_from.tree()}
     total = 0.0
-    for process in psutil.Process().children(recursive=True):
+    for process in descendants(known):
         times = None if process.pid in spared else _quietly(process.cpu_times, None)
-        if times is not None:
+        if times is not None:  # those of its children that have ended are counted here only
             total += times.user + times.system
+            total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total
 
 
-def end_orphans(known: Sequence[int]) -> list[str]:
-    """Kill every descendant of this process except `known`, and name what was found."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        if process.pid not in known:
-            found.append(_quietly(lambda p=process: " ".join(p.cmdline())[:80], "?"))
-            _quietly(process.kill, None)
-    return found
+def end_orphans(known: Collection[int]) -> list[str]:
+    """Kill `descendants(known)`, and name those that were still running."""
+    found: dict[int, str] = {}
+    for _ in range(100):  # what is killed may have started another in the meantime
+        left = descendants(known)
+        if not left:
+            break
+        for process in left:
+            if _quietly(process.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE:
+                name = _quietly(lambda p=process: " ".join(p.cmdline())[:80], "")
+                found.setdefault(process.pid, name or f"process {process.pid}")
+                _quietly(process.kill, None)
+            with contextlib.suppress(ChildProcessError):  # it has another parent
+                os.waitpid(process.pid, os.WNOHANG)
+        time.sleep(0.01)
+    return list(found.values())
 
 
 def _quietly(function: Any, default: Any) -> Any:

@@ -19,7 +19,7 @@ import pytest
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateOptions, GateRun
-from course.check.host import SolutionError
+from course.check.replies import SolutionError
 from course.check.result import CheckOutcome, Number
 from course.check.solutions import solution_path
 from course.syllabus import load_syllabus

@@ -14,7 +14,6 @@ import pytest
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateOptions, GateRun
-from course.check.host import adopt_orphans, end_orphans
 from course.check.plugin import GatePlugin, gate_arguments, title_of
 from course.check.result import StageResult
 from course.check.solutions import solution_hash
@@ -32,7 +31,7 @@ def run_gate(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> StageResult:
-    """Run the gate of `stage`. Never raises for anything that a solution does.
+    """Run the gate of `stage`. Raises for nothing that a solution does; Ctrl-C comes through.
 
     Args:
         progress: called with one line for each check that begins.
@@ -49,11 +48,12 @@ def run_gate(
         contract_only=options.contract_only,
     )
     start = time.perf_counter()
-    adopt_orphans()
     gate = GateRun(stage, options)
     try:
         gate.candidate.wait_loaded()
         status, said = _run_pytest(gate, progress)
+        if status == pytest.ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt  # pytest has swallowed it
         if gate.failure is None and (status not in (0, 1) or not gate.checks):
             gate.failure = GateFailure(
                 Code.BROKEN_GATE, f"pytest ended with status {int(status)}", detail=said[-3000:]
@@ -62,9 +62,10 @@ def run_gate(
         gate.failure = failure
     finally:
         gate.close()
-    left = end_orphans(known=())
-    if left:
-        result.remarks.append(f"processes that the solution left behind were ended: {left[0]}")
+    if gate.left_behind:
+        result.remarks.append(
+            f"processes that the solution left behind were ended: {gate.left_behind[0]}"
+        )
     result.checks, result.numbers, result.failure = gate.checks, gate.numbers, gate.failure
     if not options.contract_only and result.failure is None:
         found = {number.name for number in gate.numbers}

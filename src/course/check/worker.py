@@ -7,11 +7,15 @@ nothing.
 
     start  {run, scenario, args} -> {started} or, for a plain function, {done, value}
     step   {run}                 -> {value} or {done, value}
-    stop   {run}                 -> {done}
+    stop   {run}                 -> {done, value}
+
+Every message carries a token that nobody could guess, and its reply carries it back: see
+`course.check.replies`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import linecache
 import os
@@ -55,6 +59,15 @@ class Env:
     def counting(self, name: str) -> Any:
         """The model behind a proxy that counts what is asked of it, in `.counts`."""
         return CountingModel(self.model(name))
+
+
+def read_source(path: Path) -> str:
+    """A Python file as Python reads it: a byte order mark and a coding line are honoured.
+
+    Raises:
+        SyntaxError, UnicodeDecodeError: it is not text. OSError: it cannot be read.
+    """
+    return importlib.util.decode_source(path.read_bytes())
 
 
 def load_text(source: str, path: Path, name: str) -> ModuleType:
@@ -108,8 +121,8 @@ def describe_error(error: BaseException, solution: str) -> dict[str, Any]:
 def message_of(error: BaseException) -> str:
     """`str(error)`, even when the error's own `__str__` is broken."""
     try:
-        return str(error)
-    except Exception:
+        return str.__str__(str(error))  # of a subclass of str: its plain text
+    except BaseException:
         return f"<{type(error).__name__} that cannot be printed>"
 
 
@@ -140,7 +153,7 @@ class Worker:
             self.guard = Guard([Path(p) for p in config["forbidden"]])
         try:
             path = Path(self.solution_path)
-            source = path.read_text(encoding="utf-8")
+            source = read_source(path)
             compile(source, str(path), "exec")  # a syntax error is told apart from what it causes
             if self.guard:
                 self.guard.close_doors()
@@ -181,19 +194,29 @@ class Worker:
         patched = self.clocks.patched()
         if patched:
             reply["patched"] = patched
-        if self.guard and self.guard.violations:
-            reply["violations"] = self.guard.violations[:5]
+        violations = self.guard.found() if self.guard else []
+        if violations:
+            reply["violations"] = violations[:5]
         return reply
 
     def serve(self) -> None:
         """Answer until the judge is gone."""
-        self.channel.send(
-            {"ready": True}
-        )  # from here on, whatever ends this process is the solution
-        self.channel.send(self.finish(self.load(self.channel.receive())))
+        self.channel.send({"ready": True})  # whatever ends this process from here on: the solution
+        message = self.channel.receive()
+        self.reply(message, self.load(message))
         while True:
             message = self.channel.receive()
-            self.channel.send(self.finish(self.answer(message)))
+            self.reply(message, self.answer(message))
+
+    def reply(self, message: dict[str, Any], reply: dict[str, Any]) -> None:
+        """Send a reply; a value that cannot be sent becomes the solution's error."""
+        token = {"token": message["token"]}
+        try:
+            self.channel.send(self.finish(reply) | token)
+        except ChannelClosed:
+            raise
+        except BaseException as error:
+            self.channel.send({"error": describe_error(error, self.solution_path)} | token)
 
 
 def die_with_parent(parent: int) -> None:
@@ -211,12 +234,25 @@ def die_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def keep_to_oneself(channel: Channel) -> None:
+    """See to it that only this process holds the channel: not its forks, not its subprocesses.
+
+    A fork would answer beside it; and while somebody else holds the channel open, the judge does
+    not see this process end.
+    """
+    for fd in (channel.read_fd, channel.write_fd):
+        os.set_inheritable(fd, False)
+    os.register_at_fork(after_in_child=channel.close)
+
+
 def main() -> None:
     """Read what to load, load it, and answer."""
     read_fd, write_fd, parent = (int(word) for word in sys.argv[1:4])
     die_with_parent(parent)
+    channel = Channel(read_fd, write_fd)
+    keep_to_oneself(channel)
     try:
-        Worker(Channel(read_fd, write_fd)).serve()
+        Worker(channel).serve()
     except (ChannelClosed, BadFrame):
         os._exit(0)  # the judge is done with us
 
