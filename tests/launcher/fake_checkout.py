@@ -147,7 +147,12 @@ class Checkout:
         """Installations work, but only end once `let_pip_go` is called."""
         (self.fake / "pip-packages").write_text(
             ': >"$fake/pip-is-at-work"\n'
-            'while [ ! -e "$fake/go" ]; do sleep 0.05; done\n' + CONSOLE_SCRIPT
+            # Bounded: a test that was cut short must not leave a loop behind.
+            "tries=0\n"
+            'while [ ! -e "$fake/go" ] && [ "$tries" -lt 2400 ]; do\n'
+            "    sleep 0.05\n"
+            "    tries=$((tries + 1))\n"
+            "done\n" + CONSOLE_SCRIPT
         )
 
     def venv_is_slow(self) -> None:
