@@ -6,33 +6,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from course.check.plain import plain
 from course.check.result import Exit, StageResult
 
 
 def write_junit(path: Path, results: Sequence[StageResult]) -> None:
-    """One suite per stage, one case per check; what was not measured is an error, never a skip."""
+    """One suite per stage, one case per check.
+
+    What could not be measured, or not well enough for a verdict, is an error, never a skip.
+    """
     root = ET.Element("testsuites", name="course")
     for result in results:
         seconds = f"{result.seconds:.2f}"
         suite = ET.SubElement(root, "testsuite", name=result.stage, time=seconds)
-        properties = ET.SubElement(suite, "properties")
-        for name in ("tier", "device", "model", "solution_hash", "seed"):
-            ET.SubElement(properties, "property", name=name, value=str(getattr(result, name)))
+        found = {
+            n: getattr(result, n) for n in ("tier", "device", "model", "solution_hash", "seed")
+        }
         for number in result.numbers:
-            value = f"{number.text} ({number.verdict.value if number.verdict else 'reported'})"
-            ET.SubElement(properties, "property", name=f"number:{number.name}", value=value)
+            verdict = number.verdict.value if number.verdict else "reported"
+            found[f"number:{number.name}"] = f"{number.text} ({verdict})"
+        properties = ET.SubElement(suite, "properties")
+        for name, value in found.items():
+            ET.SubElement(properties, "property", name=plain(name), value=plain(str(value)))
         for check in result.checks:
             case = ET.SubElement(
-                suite, "testcase", classname=f"{result.stage}.{check.layer}", name=check.name,
-                time=f"{check.seconds:.3f}",
+                suite, "testcase", classname=f"{result.stage}.{check.layer}",
+                name=plain(check.name), time=f"{check.seconds:.3f}",
             )  # fmt: skip
             if check.outcome != "passed":
                 _fail(case, result)
         if result.status is not Exit.PASS and all(c.outcome == "passed" for c in result.checks):
             _fail(ET.SubElement(suite, "testcase", classname=result.stage, name="verdict"), result)
-        failures = len(suite.findall("testcase/failure"))
-        suite.set("tests", str(len(suite.findall("testcase"))))
-        suite.set("failures", str(failures))
+        for name, kind in (("tests", ""), ("failures", "/failure"), ("errors", "/error")):
+            suite.set(name, str(len(suite.findall(f"testcase{kind}"))))
     path.parent.mkdir(parents=True, exist_ok=True)
     ET.indent(root)
     ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
@@ -41,10 +47,11 @@ def write_junit(path: Path, results: Sequence[StageResult]) -> None:
 def _fail(case: ET.Element, result: StageResult) -> None:
     failure = result.failure
     kind = failure.code.value if failure else result.status.name
-    element = ET.SubElement(case, "failure", type=kind, message=str(failure or kind))
-    element.text = _printable(failure.detail if failure else "")
-
-
-def _printable(text: str) -> str:
-    """XML 1.0 has no place for most control characters."""
-    return "".join(c for c in text if c in "\n\t" or ord(c) >= 32)
+    said = str(failure) if failure else kind
+    if failure is None and result.missing:
+        said = "not measured: " + ", ".join(result.missing)
+    unmeasured = result.status in (Exit.INCONCLUSIVE, Exit.NOT_HERE)
+    element = ET.SubElement(
+        case, "error" if unmeasured else "failure", type=kind, message=plain(said)
+    )
+    element.text = plain(failure.detail if failure else "")

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from course.check.plain import one_line, plain
 from course.check.result import Exit, Number, StageResult
 from course.measure.ratio import Verdict
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow"}
+NAME_WIDTH = 18  # of the first column, its indent included
+GAP = 2  # between columns
 
 
 def print_result(console: Console, result: StageResult, *, published: str, stage: str) -> None:
-    """One stage's result: contract, every number (green or red), and the failure."""
-    where = f"{result.model} · {result.device}"
+    """One stage's result: contract, every number (green or red), and the failure.
+
+    Args:
+        published: a line on the number of another tier, if there is something to say.
+        stage: what the stage is called in the commands that are proposed.
+    """
+    where = one_line(f"{result.model} · {result.device}")
     head = Text(f"{result.stage.replace('-', ' ')}  {result.title}", style="bold")
-    head.append(f"   {where}", style="dim")
+    room = console.width - head.cell_len - len(where)
+    head.append(" " * (room if room >= 3 else 3) + where, style="dim")
     console.print(head)
-    console.print(contract_line(result))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    table.add_column(style="dim")
-    table.add_column(no_wrap=True)
-    for number in result.numbers:
-        table.add_row(*number_row(number))
-        for note in number.notes:
-            table.add_row("", Text(note, style="dim"), "", "")
-    console.print(table)
+    console.print(pairs([("contract", contract_line(result))]))
+    print_numbers(console, result.numbers)
     if published:
-        console.print(Text(f"  {published}", style="dim"))
+        console.print(pairs([("GPU number", Text(published, style="dim"))]))
     for remark in result.remarks:
-        console.print(Text(f"  note: {remark}", style="yellow"))
+        console.print(pairs([("note", Text(plain(remark), style="yellow"))]))
     print_failure(console, result, stage)
     console.print(closing_line(result))
 
@@ -41,21 +43,39 @@ def contract_line(result: StageResult) -> Text:
     """How many contract checks passed."""
     contract = [c for c in result.checks if c.layer == "contract"]
     passed = sum(c.outcome == "passed" for c in contract)
-    failed = len(contract) - passed
-    line = Text(f"  {'contract':<16}  {passed} passed")
+    failed = [c for c in contract if c.outcome != "passed"]
+    line = Text(f"{passed} passed")
     if failed:
-        line.append(f", {failed} failed: {contract[-1].title}", style="red")
+        line.append(f", {len(failed)} failed: {one_line(failed[-1].title)}", style="red")
     return line
+
+
+def print_numbers(console: Console, numbers: Sequence[Number]) -> None:
+    """One row for each number, in columns that all of them share; notes below, across them."""
+    rows = [number_row(number) for number in numbers]
+    widths = [max((row[i].cell_len for row in rows), default=0) for i in range(4)]
+    widths[0] = max(widths[0], NAME_WIDTH)
+    widths[1] = max(20, console.width - widths[0] - widths[2] - widths[3] - 3 * GAP)
+    for number, row in zip(numbers, rows, strict=True):
+        table = Table.grid(padding=(0, GAP), pad_edge=False)
+        for width in widths:
+            table.add_column(width=width, overflow="fold")
+        table.add_row(*row)
+        console.print(table)
+        if number.notes:
+            notes = [("", Text(plain(note), style="dim")) for note in number.notes]
+            console.print(pairs(notes, widths[0]))
 
 
 def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
     """name, what was found, what is needed, verdict."""
-    name = Text(f"  {number.name.replace('_', ' '):<16}")
-    text = Text(number.text)
+    name = Text(f"  {one_line(number.name.replace('_', ' '))}")
+    text = Text(plain(number.text))
     if number.interval is not None and number.interval[0] > 0:
         low, high = number.interval
-        text.append(f"  [{low:.2f}, {high:.2f}] over {number.slices} slices", style="dim")
-    needs = Text(f"needs {number.needs}" if number.needs else "")
+        interval = f"[{low:.2f}, {high:.2f}]".replace(" ", "\N{NO-BREAK SPACE}")
+        text.append(f"  {interval} over {number.slices} slices", style="dim")
+    needs = Text(f"needs {number.needs}" if number.needs else "", style="dim")
     if number.verdict is None:
         return name, text, needs, Text("reported", style="dim")
     verdict = Text(number.verdict.value, style=COLOURS[number.verdict])
@@ -67,10 +87,8 @@ def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
 def print_failure(console: Console, result: StageResult, stage: str) -> None:
     """The failure, if there is one: what, expected, got, where, and what next."""
     if result.missing:
-        names = ", ".join(result.missing)
-        console.print(
-            Text(f"  not measured: {names}. A check that is absent is not a pass.", "red")
-        )
+        missing = f"{', '.join(result.missing)}. A check that is absent is not a pass."
+        console.print(pairs([("not measured", Text(missing, style="red"))]))
     failure = result.failure
     if failure is None:
         return
@@ -79,7 +97,8 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     rows = [("", failure.message)]
     rows += [(n, getattr(failure, n)) for n in ("expected", "got", "where") if getattr(failure, n)]
     rows += [("", note) for note in failure.notes]
-    rows += [("said", line) for line in failure.detail.strip().splitlines()]
+    if failure.detail.strip():
+        rows.append(("said", failure.detail.strip()))
     rows.append(("likely", failure.code.page.causes[0]))
     if failure.code.value == "NOT_IMPLEMENTED":
         rows.append(("next", f"course read {stage}; then edit the file it names"))
@@ -89,13 +108,14 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     console.print(pairs(rows))
 
 
-def pairs(rows: list[tuple[str, str]]) -> Table:
-    """Two columns, the second wrapped under itself."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+def pairs(rows: Sequence[tuple[str, str | Text]], width: int = NAME_WIDTH) -> Table:
+    """Two columns, the second wrapped under itself. Nothing in a text is taken for markup."""
+    table = Table.grid(padding=(0, GAP), pad_edge=False)
+    table.add_column(min_width=width, no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in rows:
-        table.add_row(Text(f"  {name}", style="dim"), Text(text))
+        shown = text if isinstance(text, Text) else Text(plain(text))
+        table.add_row(Text(f"  {name}", style="dim"), shown)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -44,8 +45,17 @@ class Number:
         """Plain values, for JSON."""
         document = asdict(self)
         document["verdict"] = None if self.verdict is None else self.verdict.value
+        document["value"] = _finite(self.value)
+        if self.interval is not None:
+            document["interval"] = [_finite(end) for end in self.interval]
+        document["extra"] = {name: _finite(value) for name, value in self.extra.items()}
         del document["pairs"]
         return document
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no word for infinity or NaN."""
+    return value if math.isfinite(value) else None
 
 
 @dataclass
