@@ -1,5 +1,6 @@
 """Where the course lies on disk, and where it may write."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -33,7 +34,11 @@ def course_home() -> Path:
 
 
 def state_dir() -> Path:
-    """``<course home>/.course``: models, measurements and progress. Made when it is missing."""
+    """``<course home>/.course``: models, measurements and progress.
+
+    Made when it is missing; where that is not allowed, whoever writes to it finds out.
+    """
     folder = course_home() / ".course"
-    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
     return folder

@@ -57,8 +57,20 @@ class CheckRow:
     document: dict[str, Any]
 
 
+class ProgressUnreadable(RuntimeError):
+    """The progress file is damaged."""
+
+
+class ProgressUnavailable(OSError):
+    """The progress file cannot be opened or written here and now."""
+
+
 class Progress:
-    """The store. Opening it costs nothing until it is first read or written."""
+    """The store. Opening it costs nothing until it is first read or written.
+
+    Every method raises ProgressUnreadable for a damaged file, and an OSError where it cannot be
+    opened or written.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_dir() / "progress.sqlite"
@@ -66,22 +78,32 @@ class Progress:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self.path, timeout=30)
+        try:
+            connection = sqlite3.connect(self.path, timeout=30)
+        except sqlite3.Error as error:
+            raise ProgressUnavailable(f"{self.path}: {error}") from None
         try:
             connection.executescript(SCHEMA)
             with connection:
                 yield connection
+        except sqlite3.OperationalError as error:  # read-only, locked for long, a full disk
+            raise ProgressUnavailable(f"{self.path}: {error}") from None
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
             raise ProgressUnreadable(
                 f"{self.path} is not a progress file ({error}); move it away, and a new one is made"
             ) from None
         finally:
             connection.close()
 
-    def save(self, result: StageResult, *, machine: str, mine: bool, gate_hash: str) -> None:
-        """Store a check, and the slices of numbers that are still undecided."""
+    def save(
+        self, result: StageResult, *, machine: str, mine: bool, gate_hash: str,
+        keep_slices: bool = True,
+    ) -> None:  # fmt: skip
+        """Store a check, and the slices of numbers that are still undecided.
+
+        Args:
+            keep_slices: False for a run that did not start from the slices of earlier ones.
+        """
         with self._open() as db:
             db.execute(
                 "insert into checks (at, machine, stage, tier, solution_hash, mine, status, passed,"
@@ -92,7 +114,7 @@ class Progress:
                 ),
             )  # fmt: skip
             key = (machine, result.stage, result.tier, result.solution_hash, gate_hash)
-            for number in result.numbers:
+            for number in result.numbers if keep_slices else ():
                 if number.verdict is not None and number.verdict.value == "inconclusive":
                     db.execute(
                         "insert or replace into slices values (?, ?, ?, ?, ?, ?, ?)",
@@ -173,7 +195,3 @@ class Progress:
                 "select detail from events where stage=? and kind=? order by id", (stage, kind)
             ).fetchall()
         return [detail for (detail,) in rows]
-
-
-class ProgressUnreadable(RuntimeError):
-    """The progress file is damaged."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,12 @@ from pathlib import Path
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateOptions
-from course.check.progress import Progress
+from course.check.progress import Progress, ProgressUnreadable
 from course.check.result import StageResult
 from course.check.runner import new_seed, run_gate
 from course.check.solutions import solution_hash, solution_path
 from course.measure.machine import Machine, fingerprint
+from course.model.describe import load_config
 from course.paths import course_home
 from course.syllabus import Stage
 
@@ -47,6 +47,8 @@ class Session:
         """Run one gate as wished, and store what it found."""
         path = solution_path(stage, wish.solution)
         tier = self.tier(wish.tier)
+        if wish.model is not None:
+            self._must_exist(wish.model)
         seed = new_seed() if wish.seed is None else wish.seed
         if tier == "cuda" and not has_cuda():
             return self._not_here(stage, path, seed)
@@ -68,11 +70,19 @@ class Session:
         try:
             self.progress.save(
                 result, machine=self.machine.key, mine=wish.solution == "mine",
-                gate_hash=gate_digest,
+                gate_hash=gate_digest, keep_slices=wish.seed is None,
             )  # fmt: skip
-        except (sqlite3.OperationalError, OSError) as error:
+        except (ProgressUnreadable, OSError) as error:
             result.remarks.append(f"this result could not be stored ({error})")
         return result
+
+    @staticmethod
+    def _must_exist(model: str) -> None:
+        """An unknown model is the asker's mistake; in a gate it would be the solution's."""
+        try:
+            load_config(model)
+        except ValueError as error:
+            raise ValueError(f"--model: {error}") from None
 
     def tier(self, wished: str) -> str:
         """The tier that `--tier` means on this machine."""
@@ -113,7 +123,7 @@ class Session:
                 machine=self.machine.key, stage=stage.id, tier=tier,
                 solution_hash=digest, gate_hash=gate_digest,
             )  # fmt: skip
-        except (sqlite3.OperationalError, OSError):
+        except OSError:
             return {}  # a read-only home: go on without
 
     def _not_here(self, stage: Stage, path: Path, seed: int) -> StageResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,19 +25,15 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything that a check depends on."""
-    machine = fingerprint()
-    yield _python()
-    yield _memory(machine.memory_bytes)
-    yield Finding("ok", "processor", f"{machine.cpu}, {machine.cores} cores")
-    yield _load()
-    yield from _torch()
-    yield _triton()
-    yield _pins()
-    yield _model()
-    yield _disk()
-    yield _progress()
-    yield _watching()
+    """Look at everything that a check depends on. What cannot be looked at is a finding, too."""
+    for look in (
+        _python, _memory, _processor, _load, _torch, _cuda, _triton, _pins, _model, _disk,
+        _progress, _watching,
+    ):  # fmt: skip
+        try:
+            yield look()
+        except Exception as error:
+            yield Finding("mend", look.__name__.strip("_"), f"{type(error).__name__}: {error}")
 
 
 def _python() -> Finding:
@@ -46,7 +41,13 @@ def _python() -> Finding:
     return Finding("ok", "python", version)
 
 
-def _memory(total: int) -> Finding:
+def _processor() -> Finding:
+    machine = fingerprint()
+    return Finding("ok", "processor", f"{machine.cpu}, {machine.cores} cores")
+
+
+def _memory() -> Finding:
+    total = fingerprint().memory_bytes
     found = f"{total / 2**30:.0f} GiB"
     if total < 6 << 30:
         advice = "two workers of the real model need about 4 GiB; use --model bench"
@@ -64,20 +65,22 @@ def _load() -> Finding:
     return Finding("ok", "other load", f"{load:.1f} processes busy")
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Finding:
     import torch
 
-    yield Finding("ok", "torch", torch.__version__)
+    return Finding("ok", "tier cpu", f"torch {torch.__version__}: contracts, counters and times")
+
+
+def _cuda() -> Finding:
+    import torch
+
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
-        yield Finding("ok", "tier cpu", "contracts, counters and times")
-        yield Finding("ok", "tier cuda", f"{name}: kernels, graphs, GPU times")
-    else:
-        built = torch.version.cuda is not None
-        why = "torch sees no GPU" if built else "this torch is a CPU build"
-        yield Finding("ok", "tier cpu", "contracts, counters and times")
-        advice = "numbers of tier cuda are reported as not measured; no gate of tier cpu needs them"
-        yield Finding("limit", "tier cuda", f"not measurable here: {why}", advice)
+        return Finding("ok", "tier cuda", f"{name}: kernels, graphs, GPU times")
+    built = torch.version.cuda is not None
+    why = "torch sees no GPU" if built else "this torch is a CPU build"
+    advice = "numbers of tier cuda are reported as not measured; no gate of tier cpu needs them"
+    return Finding("limit", "tier cuda", f"not measurable here: {why}", advice)
 
 
 def _triton() -> Finding:
@@ -141,7 +144,7 @@ def _progress() -> Finding:
     folder = state_dir()
     try:
         checks = Progress().checks()
-    except (ProgressUnreadable, sqlite3.Error) as error:
+    except (ProgressUnreadable, OSError) as error:
         return Finding("mend", "progress", "cannot be read", str(error))
     where = folder if folder.exists() else folder.parent
     if not os.access(where, os.W_OK):
