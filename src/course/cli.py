@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +17,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from course.check.prove import Proof
     from course.syllabus import Stage
 
 app = typer.Typer(
@@ -34,21 +39,39 @@ StageNames = Annotated[
 ]
 
 
+INTERRUPTED = 130  # as shells count: 128 and the number of the signal
+
+
 def main() -> None:
     """The console script. What we can foresee ends in one line and status 2, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character it cannot show is no reason to fail
+            stream.reconfigure(errors="replace")
+    for name in ("SIGTERM", "SIGHUP"):  # whoever stops a check wants its workers gone, too
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
-        app()
+        status = app(standalone_mode=False) or 0
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        _error("interrupted; what was finished before is stored")
-        sys.exit(130)
+        status = INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except typer.Abort:
+        _error("aborted")
+        sys.exit(1)
     except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's, of wrong usage
+            error.show()
+            sys.exit(error.exit_code)
         if not _foreseen(error):
             raise
         _error(str(error))
         sys.exit(2)
+    if status == INTERRUPTED:
+        _error("interrupted; what was finished before is stored")
+    sys.exit(status)
 
 
 def _foreseen(error: Exception) -> bool:
@@ -67,7 +90,10 @@ def _error(text: str) -> None:
 def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    # Nothing that is shown is markup: names, messages and paths may hold brackets and colons. The
+    # stream is fixed now: a gate redirects sys.stderr while it runs.
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
 def _stage(name: str, *, published: bool = True) -> Stage:
@@ -153,26 +179,44 @@ def _chosen(names: list[str] | None, all_stages: bool, session: object) -> list[
 
 
 def _gpu_line(stage: Stage, tier: str) -> str:
-    return "" if tier == "cuda" else "GPU number        not measured on this machine"
+    return "" if tier == "cuda" else "not measured on this machine"
 
 
 class _status:
     """A spinner with the name of the check that runs, on stderr; nothing where no one looks."""
 
     def __init__(self, quiet: bool) -> None:
-        self.console = _console(stderr=True)
-        self.quiet = quiet or not self.console.is_terminal
+        from rich.live import Live
+        from rich.spinner import Spinner
 
-    def __enter__(self):  # type: ignore[no-untyped-def]
+        console = _console(stderr=True)
+        self.quiet = quiet or not console.is_terminal
+        self.spinner = Spinner("dots", "starting workers")
+        # Without the redirections, which would send what is printed to stdout to stderr.
+        self.live = Live(
+            self.spinner, console=console, transient=True, refresh_per_second=12.5,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+
+    def __enter__(self) -> Callable[[str], None] | None:
         if self.quiet:
             return None
-        self.live = self.console.status("starting workers")
         self.live.start()
-        return lambda text: self.live.update(text)
+        return lambda text: self.spinner.update(text=text)
 
     def __exit__(self, *_: object) -> None:
         if not self.quiet:
             self.live.stop()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Out of the way, while something is printed."""
+        if self.quiet:
+            yield
+            return
+        self.live.stop()
+        yield
+        self.live.start()
 
 
 @app.command()
@@ -189,7 +233,8 @@ def watch(
     console.print(f"watching {found.file.name}; Ctrl-C ends it")
     try:
         for _ in changes(found.file, poll=True if poll else None):
-            result = session.check(found, Wish(contract_only=True))
+            with _status(quiet=False) as say:
+                result = session.check(found, Wish(contract_only=True), say)
             if console.is_terminal:
                 console.clear()
             print_result(console, result, published="", stage=str(found.number))
@@ -213,7 +258,7 @@ def prove(
     from course.study.workspace import stub_source
     from course.syllabus import load_syllabus
 
-    session, console = Session(), _console()
+    session, console, status = Session(), _console(), _status(quiet=False)
     tier = session.tier("best")
     real = model or session.default_model(tier, False, None)
 
@@ -224,20 +269,29 @@ def prove(
     broken = total = 0
     for stage in chosen:
         console.print(f"{stage.id}  {stage.title}  ({real}, {tier})", style="bold")
-        with tempfile.TemporaryDirectory() as scratch, _status(quiet=False) as say:
+        with tempfile.TemporaryDirectory() as scratch, status as say:
             for proof in prove_stage(stage, options, stub_source(stage), Path(scratch), say):
                 total += 1
                 broken += not proof.holds
-                mark = "[green]holds[/]" if proof.holds else "[red]BROKEN[/]"
-                code = proof.claim.code.value if proof.claim.code else "passes"
-                console.print(
-                    f"  {mark}  {proof.claim.kind:<9} {proof.claim.path.stem:<28} {code:<18}"
-                    f" {proof.result.seconds:4.0f} s"
-                )
-                if not proof.holds:
-                    console.print(f"          {proof.problem}", markup=False)
+                with status.hidden():
+                    _print_proof(console, proof)
     console.print(f"{total - broken} of {total} claims hold")
     raise typer.Exit(1 if broken else 0)
+
+
+def _print_proof(console: Console, proof: Proof) -> None:
+    from rich.text import Text
+
+    from course.check.plain import plain
+
+    mark = Text("  holds   ", "green") if proof.holds else Text("  BROKEN  ", "red")
+    code = proof.claim.code.value if proof.claim.code else "passes"
+    console.print(
+        mark + f"{proof.claim.kind:<9} {proof.claim.path.stem:<28} {code:<18}"
+        f" {proof.result.seconds:4.0f} s"
+    )
+    if not proof.holds:
+        console.print(f"          {plain(proof.problem)}")
 
 
 # -- where one stands ----------------------------------------------------------------------------
@@ -417,13 +471,16 @@ def predict(
 @app.command()
 def glossary(term: Annotated[str | None, typer.Argument(help="A word.")] = None) -> None:
     """The words of the course."""
+    from rich.padding import Padding
+    from rich.text import Text
+
     from course.study.glossary import glossary as all_terms
     from course.study.glossary import look_up
 
     console = _console()
     for entry in [look_up(term)] if term else all_terms():
-        console.print(f"[bold]{entry.name}[/]  (stage {entry.stage:02d})")
-        console.print(f"  {entry.text}", markup=False)
+        console.print(Text(entry.name, "bold") + f"  (stage {entry.stage:02d})")
+        console.print(Padding(entry.text, (0, 0, 0, 2)))
 
 
 @app.command()
@@ -508,6 +565,7 @@ def reset(
 def doctor() -> None:
     """What this machine can measure, and why not the rest."""
     from rich.table import Table
+    from rich.text import Text
 
     from course.study.doctor import examine
 
@@ -516,10 +574,9 @@ def doctor() -> None:
     table = Table.grid(padding=(0, 2))
     worst = 0
     for finding in examine():
-        mark = f"[{styles[finding.state]}]{finding.state}[/]"
-        table.add_row(mark, finding.subject, finding.found)
+        table.add_row(Text(finding.state, styles[finding.state]), finding.subject, finding.found)
         if finding.advice:
-            table.add_row("", "", f"[dim]{finding.advice}[/]")
+            table.add_row("", "", Text(finding.advice, "dim"))
         worst = max(worst, finding.state == "mend")
     console.print(table)
     raise typer.Exit(int(worst))
@@ -646,11 +703,9 @@ def dev_test(
 
 def _record(write) -> None:  # type: ignore[no-untyped-def]
     """Store something small; a read-only home is no reason to withhold it."""
-    import sqlite3
-
     try:
         write()
-    except (sqlite3.OperationalError, OSError) as error:
+    except OSError as error:
         _error(f"this was not recorded ({error})")
 
 
