@@ -43,12 +43,14 @@ def events_work(folder: Path, seconds: float = 1.0) -> bool:
 def changes(file: Path, *, poll: bool | None = None) -> Iterator[None]:
     """Yield at once, and then after every change of `file`, until interrupted.
 
+    A change made while the caller is at work on the last one is not missed.
+
     Args:
         poll: True looks every 300 ms instead of waiting for events; None finds out which works.
     """
+    seen = _state(file)  # before the caller reads it, so that a later change is seen as one
     yield
     polling = not events_work(file.parent) if poll is None else poll
-    seen = _state(file)
     for _ in watch(
         file.parent, force_polling=polling, poll_delay_ms=300, raise_interrupt=True,
         rust_timeout=1000, yield_on_timeout=True,
