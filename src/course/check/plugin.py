@@ -51,13 +51,15 @@ class GatePlugin:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Contracts first; numbers only if they are wanted."""
-        for item in items:
+        gates = [item for item in items if is_gate(item)]
+        for item in gates:
             number = item.get_closest_marker("number") is not None
             if not number and item.get_closest_marker("contract") is None:
                 raise pytest.UsageError(f"{item.nodeid} is marked neither contract nor number")
             if number and config.pluginmanager.hasplugin("benchmark"):
                 item.add_marker(pytest.mark.benchmark(timer=self.clock.now))
-        items.sort(key=lambda item: (str(item.path), layer_of(item) == "number"))
+        gates.sort(key=lambda item: (str(item.path), layer_of(item) == "number"))
+        items[:] = [item for item in items if not is_gate(item)] + gates
         if self.run is not None and self.run.options.contract_only:
             items[:] = [item for item in items if layer_of(item) == "contract"]
 
@@ -104,8 +106,12 @@ class GatePlugin:
         run.close()
 
     @pytest.fixture(autouse=True)
-    def _benchmark_bridge(self, request: pytest.FixtureRequest, gate: GateRun) -> Iterator[None]:
+    def _benchmark_bridge(self, request: pytest.FixtureRequest) -> Iterator[None]:
         """Make the timed number of this test a pytest-benchmark record too."""
+        if not is_gate(request.node):  # `pytest tests gates` runs others beside them
+            yield
+            return
+        gate: GateRun = request.getfixturevalue("gate")
         gate.layer = layer_of(request.node)
         if gate.layer != "number" or not request.config.pluginmanager.hasplugin("benchmark"):
             yield
@@ -114,7 +120,7 @@ class GatePlugin:
 
         def record(number: Number) -> None:
             benchmark.extra_info[number.name] = number.as_dict()
-            if not number.pairs:
+            if not number.pairs or benchmark.stats is not None:  # one series of times per record
                 return
             seconds = iter([candidate for _, candidate in number.pairs])
             benchmark.pedantic(
@@ -126,6 +132,11 @@ class GatePlugin:
         gate.record = None
         if benchmark.stats is None and benchmark.extra_info:  # a counter: nothing was timed
             benchmark.pedantic(lambda: self.clock.advance(1e-9), rounds=1, iterations=1)
+
+
+def is_gate(item: pytest.Item) -> bool:
+    """Whether a test belongs to a gate: its module names the stage."""
+    return hasattr(getattr(item, "module", None), "STAGE")
 
 
 def layer_of(item: pytest.Item) -> str:

@@ -87,6 +87,11 @@ def claims(stage: Stage) -> list[Claim]:
                 f"{path.name}: the first line must be `# CODE: why` or `# CODE (control): why` "
                 f"with a code of the closed list, got {first!r}"
             )
+        if match["control"] and Code[match["code"]].page.kind is not Kind.NUMBER:
+            raise BadWrongSolution(
+                f"{path.name}: a control keeps the contract and fails the number, and "
+                f"{match['code']} is not about a number"
+            )
         kind = "control" if match["control"] else "wrong"
         controls += kind == "control"
         found.append(Claim(kind, path, Code[match["code"]], match["why"]))
