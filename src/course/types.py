@@ -9,6 +9,7 @@ Nothing here computes; nothing here knows how a stage does its work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class SamplingParams:
 
     Raises:
         ValueError: a field is outside its range; the message names the field.
+        TypeError: a field that must be a number is none, or one that must be whole is not.
     """
 
     max_new_tokens: int = 128
@@ -51,15 +53,20 @@ class SamplingParams:
     logprobs: int = 0  # how many top log-probabilities to report per token
 
     def __post_init__(self) -> None:
-        require_range("max_new_tokens", self.max_new_tokens, low=0)
+        for name in ("max_new_tokens", "top_k", "logprobs"):
+            require_int(name, getattr(self, name))
+            require_range(name, getattr(self, name), low=0)
         require_range("temperature", self.temperature, low=0.0)
-        require_range("top_k", self.top_k, low=0)
         require_range("min_p", self.min_p, low=0.0, high=1.0)
-        require_range("logprobs", self.logprobs, low=0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if not self.repetition_penalty > 0.0:
-            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        require_range("top_p", self.top_p, low=0.0, high=1.0)
+        require_range("repetition_penalty", self.repetition_penalty, low=0.0)
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) == 0.0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            require_range(name, getattr(self, name))
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
 
     @property
     def greedy(self) -> bool:
@@ -172,29 +179,42 @@ def check_generation(
     if len(prompt_ids) == 0:
         raise ValueError("prompt_ids must hold at least one token, got none")
     _check_ids("prompt_ids", prompt_ids, config.vocab_size)
+    if not isinstance(eos_ids, Iterable):
+        kind = type(eos_ids).__name__  # type: ignore[unreachable]
+        raise TypeError(f"eos_ids must be a collection of token ids (ints), got {kind}")
     _check_ids("eos_ids", tuple(eos_ids), config.vocab_size)
     if len(prompt_ids) > config.max_context:
         raise ValueError(
             f"prompt_ids must fit the context of {config.max_context} tokens, got {len(prompt_ids)}"
         )
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        raise TypeError(f"max_new_tokens must be an int, got {type(max_new_tokens).__name__}")
+    require_int("max_new_tokens", max_new_tokens)
     require_range("max_new_tokens", max_new_tokens, low=0)
     return min(max_new_tokens, config.max_context - len(prompt_ids) + 1)
 
 
 def _check_ids(name: str, ids: SequenceABC[int], vocab_size: int) -> None:
     for index, token in enumerate(ids):
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise TypeError(f"{name}[{index}] must be an int, got {type(token).__name__}")
+        require_int(f"{name}[{index}]", token)
         if not 0 <= token < vocab_size:
             raise ValueError(f"{name}[{index}] must lie in 0..{vocab_size - 1}, got {token}")
+
+
+def require_int(name: str, value: object) -> None:
+    """Raise a TypeError that names `name` unless `value` is an int, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
 
 
 def require_range(
     name: str, value: float, *, low: float | None = None, high: float | None = None
 ) -> None:
-    """Raise a ValueError that names `name` unless low <= value <= high."""
+    """Raise an error that names `name` unless low <= value <= high.
+
+    Raises:
+        TypeError: `value` is no number. ValueError: it is outside the range, or NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         if high is None:
             wanted = f"at least {low}"
