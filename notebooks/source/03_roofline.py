@@ -256,7 +256,7 @@ one, many = times["decode", 1].median, times["decode", batches[-1]].median
 beyond_ridge = [b for b in batches if work["decode", b].intensity > ridge]
 if beyond_ridge:
     crossing = f"""Batch {beyond_ridge[0]} is the first here beyond the ridge. From there on the
-roof is level: a step takes as long as its arithmetic, and a larger batch brings no more tokens."""
+roof is level: what this machine can compute per second no longer rises with the batch."""
 else:
     crossing = "None of these batches reaches the ridge."
 nb.say(f"""
@@ -278,13 +278,28 @@ lesson.code("decode_floor")
 
 # %% [markdown]
 # A step for one sequence, against its floor. Floor over measured time is the *model-bandwidth
-# utilisation*. To say what the rest is, two more things are measured:
-#
-# - **host**: a step of the same model, so narrow that nothing is left to read or to multiply. What
-#   remains is calling operations.
-# - **the weight layers alone**: all of them in a row, for a single row of input, and nothing else
-#   between them. They read exactly the weights. If they take longer than reading should, their
-#   kernels stay below the roof.
+# utilisation*. One more thing belongs to a step, and it can be measured alone: the **host
+# overhead**, a step of the same model, so narrow that nothing is left to read or to multiply. What
+# remains is calling operations. Host and floor together predict the step, and with it the share in
+# question. (On a GPU the host works ahead, and the longer of the two counts.)
+
+# %%
+host = lesson.host_overhead(lambda narrow: decode_step(narrow, 1, context))
+floor = roofline.decode_floor(config, 1, context, itemsize, probe.read_bandwidth, peak)
+reading_weights = weights * itemsize / probe.read_bandwidth
+derived_step = host + floor if lesson.tier == "cpu" else max(host, floor)
+derived_share = 100 * reading_weights / derived_step
+
+# %% jupyter={"source_hidden": true}
+nb.say(f"""
+Floor {nb.seconds_text(floor)}, host {nb.seconds_text(host)}: a step should take
+**{nb.seconds_text(derived_step)}**, of which reading the weights is {derived_share:.0f}%.
+""")
+
+# %% [markdown]
+# Now measure it. Beside it, in turns, run **the weight layers alone**: all of them one after the
+# other on a single row, and nothing between them. They read exactly the weights. If that takes
+# longer than the floor, it is the kernels that stay below the roof.
 
 # %%
 inputs = {
@@ -303,12 +318,10 @@ single = nb.take_turns(
     {"step": decode_step(model, 1, context), "weight layers": weight_layers}, device, rounds=15
 )
 measured, linears = single["step"].median, single["weight layers"].median
-host = lesson.host_overhead(lambda narrow: decode_step(narrow, 1, context))
 bill = split_step(work["decode", 1], probe, dtype=model.dtype, host_s=host, measured_s=measured)
-floor = roofline.decode_floor(config, 1, context, itemsize, probe.read_bandwidth, peak)
 
 # %%
-prediction.score(100 * bill.weights / measured)
+prediction.score(100 * reading_weights / measured, derived=derived_share)
 
 # %%
 parts = {
@@ -336,6 +349,11 @@ nb.table(
     + [
         ["**measured**", f"**{nb.seconds_text(measured)}**", ""],
         ["floor", nb.seconds_text(floor), f"{floor / measured:.0%}"],
+        [
+            "arithmetic, at the same time as the reading",
+            nb.seconds_text(bill.arithmetic),
+            f"{bill.arithmetic / measured:.0%}",
+        ],
     ],
 )
 

@@ -197,6 +197,8 @@ def _execute(notebook: Any) -> float:
 
     metadata = notebook.metadata.copy()
     with tempfile.TemporaryDirectory(prefix="course-notebook-") as folder:
+        home = Path(folder, "home")
+        home.mkdir()
         # Socket files, where there is such a thing: no port of the machine is opened.
         sockets = {"transport": "ipc", "ip": f"{folder}/kernel"} if os.name == "posix" else {}
         client = NotebookClient(
@@ -205,7 +207,7 @@ def _execute(notebook: Any) -> float:
             kernel_name="python3",
             record_timing=False,
             coalesce_streams=True,
-            resources={"metadata": {"path": folder}},
+            resources={"metadata": {"path": str(home)}},
             config=Config({"KernelManager": sockets}),
         )
         start = time.monotonic()

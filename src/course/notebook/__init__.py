@@ -10,7 +10,6 @@ from course.notebook.lesson import Lesson, reference
 from course.notebook.prediction import Prediction
 from course.notebook.profile import time_by_kind
 from course.notebook.prose import (
-    against,
     bytes_text,
     per_second,
     say,
@@ -27,7 +26,6 @@ __all__ = [
     "Line",
     "Prediction",
     "Times",
-    "against",
     "bytes_text",
     "doublings",
     "figure",

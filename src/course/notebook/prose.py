@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from IPython.display import Markdown, display
 
-__all__ = ["against", "bytes_text", "per_second", "say", "seconds_text", "short", "table"]
+__all__ = ["bytes_text", "per_second", "say", "seconds_text", "short", "table"]
 
 
 def say(text: str) -> None:
@@ -68,15 +68,3 @@ def _scaled(value: float, unit: str) -> str:
         if abs(value) >= scale:
             return f"{short(value / scale)} {prefix}{unit}"
     return f"{short(value)} {unit}"
-
-
-def against(value: float, reference: float) -> str:
-    """How a value lies to another one: "equal to", "12% above", "3.4 times", "a fifth of" ..."""
-    ratio = value / reference
-    if abs(ratio - 1) < 0.005:
-        return "equal to"
-    if ratio >= 2:
-        return f"{short(ratio)} times"
-    if ratio <= 0.5:
-        return f"{short(1 / ratio)} times below"
-    return f"{abs(ratio - 1):.0%} {'above' if ratio > 1 else 'below'}"

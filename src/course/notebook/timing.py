@@ -35,12 +35,6 @@ class Times:
         low, _, high = statistics.quantiles(self.readings, n=4, method="inclusive")
         return low, high
 
-    @property
-    def noise(self) -> float:
-        """Half the width of the spread, as a share of the median."""
-        low, high = self.spread
-        return (high - low) / 2 / self.median
-
 
 def take_turns(
     steps: Mapping[Key, Callable[[], object]],
