@@ -262,23 +262,23 @@ guess_ms = 1e3 * near_times[near[-1]].median
 step_prediction = nb.Prediction(f"A step at length {far}", guess_ms, " ms")
 
 # %% [markdown]
-# The line comes from the medians. Each round alone gives a line of its own, too, and so a
-# prediction of its own; how far these lie apart is how far the prediction can be trusted.
+# Each round gives a line of its own. (It is the median of the slopes between all pairs of points,
+# which one bad reading cannot bend.) The line in the middle makes the prediction; how far the
+# others lie apart is how far it can be trusted.
 
 # %%
-line = nb.Line.through({length: times.median for length, times in near_times.items()})
-predictions = nb.Times(
-    tuple(
-        nb.Line.through({length: near_times[length].readings[r] for length in near}).at(far)
-        for r in range(rounds)
-    )
-)
+lines = [
+    nb.Line.through({length: times.readings[r] for length, times in near_times.items()})
+    for r in range(rounds)
+]
+lines.sort(key=lambda line: line.at(far))
+line = lines[rounds // 2]
+low, high = nb.Times(tuple(line.at(far) for line in lines)).spread
 
 # %% jupyter={"source_hidden": true}
 layer_weights = sum(
     np.prod(shape) for name, shape in lesson.config.weight_shapes().items() if "layers" in name
 )
-low, high = predictions.spread
 if line.slope > 0:
     price = f"""
 The layers hold {nb.short(layer_weights / 1e6)} million weights, so b stands for
@@ -290,8 +290,8 @@ A position cannot cost less than nothing: the machine was so busy, or these step
 noise hides the slope. Run the notebook again when little else runs."""
 nb.say(f"""
 a = {nb.seconds_text(line.fixed)} per pass, b = {nb.seconds_text(line.slope)} per position. {price}
-At length {far} the line says **{nb.seconds_text(line.at(far))}**; the middle half of the {rounds}
-rounds says {nb.seconds_text(low)} to {nb.seconds_text(high)}.
+At length {far} the line says **{nb.seconds_text(line.at(far))}**; the middle half of the
+{rounds} rounds says {nb.seconds_text(low)} to {nb.seconds_text(high)}.
 """)
 
 # %% [markdown]
@@ -307,7 +307,7 @@ step_prediction.score(1e3 * far_time.median, derived=1e3 * line.at(far))
 # %%
 fig, ax = nb.figure()
 blue, orange = nb.COLOURS["measured"], nb.COLOURS["predicted"]
-ax.plot([0, far], [1e3 * line.fixed, 1e3 * line.at(far)], color=orange, label="line, predicted")
+ax.plot([0, far], [1e3 * line.fixed, 1e3 * line.at(far)], color=orange, label="the middle line")
 for length, times in {**near_times, far: far_time}.items():
     ax.vlines(length, *(1e3 * end for end in times.spread), color=blue, linewidth=5, alpha=0.4)
     ax.plot(length, 1e3 * times.median, "o", color=blue, label="measured" * (length == far))
@@ -318,7 +318,7 @@ ax.set(
 ax.legend()
 nb.show(
     fig,
-    f"A step of the naive loop at {len(near) + 1} lengths. The line knows the first {len(near)}, "
+    f"A step of the naive loop at {len(near) + 1} lengths. The line knows the first {len(near)}; "
     f"the cross is what it predicts. Dots are medians of {rounds} readings, bars the middle half.",
 )
 
@@ -361,7 +361,7 @@ The middle halves overlap ({nb.seconds_text(low)} to {nb.seconds_text(high)} pre
 here speaks against the line."""
 elif abs(far_time.median - corrected) < abs(gap) / 2:
     verdict = f"""
-Most of that is the machine: the control at {control} tokens took {drift:.2f} times as long as
+Most of that is not the length: the control at {control} tokens took {drift:.2f} times as long as
 before. Multiplied by that, the line says {nb.seconds_text(corrected)}."""
 elif gap > 0 and bend > gap / 2:
     verdict = f"""

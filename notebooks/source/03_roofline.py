@@ -226,6 +226,7 @@ for kind, mark, meaning in (("decode", "o", "measured"), ("prefill", "s", "predi
 ax.set(xscale="log", yscale="log", xlabel="intensity, FLOP per byte", ylabel="GFLOP/s")
 ax.axvline(ridge, color=nb.COLOURS["reference"], linestyle=":", linewidth=1)
 ax.annotate("ridge", (ridge, 1.15 * peak / 1e9), ha="center")
+ax.set_ylim(top=2 * peak / 1e9)
 ax.legend()
 nb.show(
     fig,
