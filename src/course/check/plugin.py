@@ -46,6 +46,11 @@ class GatePlugin:
     def __init__(self, run: GateRun | None = None) -> None:
         self.run = run
         self.clock = ReplayClock()
+        self.interrupted = False
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Note that it was Ctrl-C: pytest's own ways of stopping are subclasses of it."""
+        self.interrupted = excinfo.type is KeyboardInterrupt
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

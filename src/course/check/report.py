@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +14,8 @@ from course.check.result import Exit, Number, StageResult
 from course.measure.ratio import Verdict
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow"}
-NAME_WIDTH = 18  # of the first column, its indent included
+INDENT = 2
+NAME_WIDTH = 16  # of the first column
 GAP = 2  # between columns
 
 
@@ -54,14 +56,15 @@ def print_numbers(console: Console, numbers: Sequence[Number]) -> None:
     """One row for each number, in columns that all of them share; notes below, across them."""
     rows = [number_row(number) for number in numbers]
     widths = [max((row[i].cell_len for row in rows), default=0) for i in range(4)]
-    widths[0] = max(widths[0], NAME_WIDTH)
-    widths[1] = max(20, console.width - widths[0] - widths[2] - widths[3] - 3 * GAP)
+    widths[0] = min(max(widths[0], NAME_WIDTH), 24)
+    widths[2] = min(widths[2], 20)
+    widths[1] = max(16, console.width - INDENT - widths[0] - widths[2] - widths[3] - 3 * GAP)
     for number, row in zip(numbers, rows, strict=True):
         table = Table.grid(padding=(0, GAP), pad_edge=False)
         for width in widths:
             table.add_column(width=width, overflow="fold")
         table.add_row(*row)
-        console.print(table)
+        console.print(Padding(table, (0, 0, 0, INDENT), expand=False))
         if number.notes:
             notes = [("", Text(plain(note), style="dim")) for note in number.notes]
             console.print(pairs(notes, widths[0]))
@@ -69,7 +72,7 @@ def print_numbers(console: Console, numbers: Sequence[Number]) -> None:
 
 def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
     """name, what was found, what is needed, verdict."""
-    name = Text(f"  {one_line(number.name.replace('_', ' '))}")
+    name = Text(one_line(number.name.replace("_", " ")))
     text = Text(plain(number.text))
     if number.interval is not None and number.interval[0] > 0:
         low, high = number.interval
@@ -108,15 +111,15 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     console.print(pairs(rows))
 
 
-def pairs(rows: Sequence[tuple[str, str | Text]], width: int = NAME_WIDTH) -> Table:
+def pairs(rows: Sequence[tuple[str, str | Text]], width: int = NAME_WIDTH) -> Padding:
     """Two columns, the second wrapped under itself. Nothing in a text is taken for markup."""
     table = Table.grid(padding=(0, GAP), pad_edge=False)
     table.add_column(min_width=width, no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in rows:
         shown = text if isinstance(text, Text) else Text(plain(text))
-        table.add_row(Text(f"  {name}", style="dim"), shown)
-    return table
+        table.add_row(Text(name, style="dim"), shown)
+    return Padding(table, (0, 0, 0, INDENT), expand=False)
 
 
 def closing_line(result: StageResult) -> Text:

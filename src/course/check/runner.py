@@ -52,8 +52,6 @@ def run_gate(
     try:
         gate.candidate.wait_loaded()
         status, said = _run_pytest(gate, progress)
-        if status == pytest.ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt  # pytest has swallowed it
         if gate.failure is None and (status not in (0, 1) or not gate.checks):
             gate.failure = GateFailure(
                 Code.BROKEN_GATE, f"pytest ended with status {int(status)}", detail=said[-3000:]
@@ -75,12 +73,15 @@ def run_gate(
 
 
 def _run_pytest(gate: GateRun, progress: Callable[[str], None] | None) -> tuple[int, str]:
-    plugins: list[object] = [GatePlugin(gate)]
+    plugin = GatePlugin(gate)
+    plugins: list[object] = [plugin]
     if progress is not None:
         plugins.append(_Progress(progress))
     said = io.StringIO()
     with _no_autoload(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = pytest.main(gate_arguments(gate.stage.gate), plugins=plugins)
+    if plugin.interrupted:
+        raise KeyboardInterrupt  # pytest has swallowed it
     return int(status), said.getvalue()
 
 

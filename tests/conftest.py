@@ -1,0 +1,57 @@
+"""What tests in several folders share: quick workers, and a course of one small stage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from check.fork_server import ForkServer
+    from toy_course import ToyCourse
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    from check.fork_server import ForkServer
+
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def forked(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked instead of started: see `check.fork_server`."""
+    from course.check import host
+
+    names = ("DEVNULL", "STDOUT", "TimeoutExpired")
+    kept = {name: getattr(host.subprocess, name) for name in names}
+    stand_in = SimpleNamespace(**kept, Popen=fork_server.popen)
+    monkeypatch.setattr(host, "subprocess", stand_in)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyCourse]:
+    """A course of its own, in a folder of its own, as the home of this process."""
+    from course.study.glossary import glossary
+    from course.syllabus import load_syllabus
+    from toy_course import ToyCourse
+
+    home = tmp_path / "home"
+    course = ToyCourse(home)
+    monkeypatch.setenv("COURSE_HOME", str(home))
+    load_syllabus.cache_clear()
+    glossary.cache_clear()
+    before, path = set(sys.modules), list(sys.path)
+    yield course
+    for name in set(sys.modules) - before:
+        if str(home) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    sys.path[:] = path
+    load_syllabus.cache_clear()
+    glossary.cache_clear()
