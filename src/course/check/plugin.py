@@ -10,6 +10,7 @@ timed number into a pytest-benchmark record.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from course.check.gate import GateOptions, GateRun
 from course.check.replies import SolutionError
 from course.check.result import CheckOutcome, Number
 from course.check.solutions import solution_path
+from course.paths import course_home
 from course.syllabus import load_syllabus
 
 
@@ -193,6 +195,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and the plugin itself unless `course check` has."""
+    gates = str(course_home() / "gates")
+    if gates not in sys.path:  # gates share modules; pytest's importlib mode does not see to that
+        sys.path.insert(0, gates)
     config.addinivalue_line("markers", "contract: what comes out must be right")
     config.addinivalue_line("markers", "number: what was predicted, measured")
     if not any(isinstance(p, GatePlugin) for p in config.pluginmanager.get_plugins()):
