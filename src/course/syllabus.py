@@ -126,11 +126,15 @@ class Syllabus:
         """
         text = str(name).strip().lower().rstrip("/").replace("_", "-")
         text = text.removesuffix(".py").rsplit("/", 1)[-1]
-        number = re.fullmatch(r"(?:stage-?)?0*(\d+)(?:-.*)?", text)
+        number = re.fullmatch(r"(?:stage-?)?0*([0-9]{1,4})(?:-(?P<slug>.*))?", text)
         for stage in self.stages:
             slug = stage.slug.replace("_", "-")
-            if text == slug or (number and int(number.group(1)) == stage.number):
+            if text == slug:
                 return stage
+            if number and int(number[1]) == stage.number:
+                if number["slug"] in (None, slug):
+                    return stage
+                raise UnknownStage(f"there is no stage {str(name)!r}: {stage.id} is {slug}")
         import difflib
 
         slugs = [s.slug.replace("_", "-") for s in self.stages]
@@ -156,17 +160,24 @@ def _stage(entry: dict[str, Any]) -> Stage:
     unknown = set(entry) - known
     if unknown:
         raise ValueError(f"course.toml: unknown key {sorted(unknown)[0]!r} in {entry.get('slug')}")
+    for name in ("number", "slug", "title", "because"):
+        if name not in entry:
+            raise ValueError(f"course.toml: a stage has no {name!r}: {entry}")
     tuples = {k: tuple(v) for k, v in entry.items() if isinstance(v, list)}
     return Stage(**{**entry, **tuples})
 
 
 @cache
 def load_syllabus(path: Path | None = None) -> Syllabus:
-    """Read `course.toml` (the course's own, unless `path` is given)."""
+    """Read `course.toml` (the course's own, unless `path` is given).
+
+    Raises:
+        ValueError: the file is no TOML, or does not describe stages.
+    """
     path = path or course_home() / "course.toml"
     with path.open("rb") as file:
         document = tomllib.load(file)
-    stages = tuple(_stage(entry) for entry in document["stage"])
-    if [s.number for s in stages] != list(range(1, len(stages) + 1)):
+    stages = tuple(_stage(entry) for entry in document.get("stage", ()))
+    if not stages or [s.number for s in stages] != list(range(1, len(stages) + 1)):
         raise ValueError(f"{path}: the stages must be numbered 1, 2, 3, ... in order")
     return Syllabus(stages)
