@@ -45,6 +45,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyCourse]:
     home = tmp_path / "home"
     course = ToyCourse(home)
     monkeypatch.setenv("COURSE_HOME", str(home))
+    monkeypatch.setenv("COURSE_HUB", "off")  # no test of a toy fetches a real model ...
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # ... by either route
     load_syllabus.cache_clear()
     glossary.cache_clear()
     before, path = set(sys.modules), list(sys.path)

@@ -51,7 +51,7 @@ def main() -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
-        status = app(standalone_mode=False) or 0
+        status = app(prog_name="course", standalone_mode=False) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED

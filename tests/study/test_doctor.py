@@ -40,9 +40,8 @@ def test_versions_are_held_against_the_pins(toy: ToyCourse) -> None:
     pins = toy.home / "constraints.txt"
     pins.write_text("# a comment\npytest>=1\nno-such-package==1\nnonsense ===\n-e .\n\n")
     assert findings(toy)["versions"].found == "as tested"
-    pins.write_text(
-        "pytest==0.1\nrich==0.1\ntyper==0.1\nnumpy==0.1\ntorch==0.1; python_version<'3'\n"
-    )
+    old = [f"{name}==0.1" for name in ("pytest", "rich", "typer", "numpy")]
+    pins.write_text("\n".join([*old, "torch==0.1; python_version < '3'"]))
     finding = findings(toy)["versions"]
     assert finding.state == "limit"
     assert "pytest " in finding.found

@@ -56,9 +56,9 @@ def test_words(toy: ToyCourse) -> None:
 def test_unknown_words_propose_near_ones(toy: ToyCourse) -> None:
     with pytest.raises(ValueError, match=r"no term 'doubel'. Did you mean double\?"):
         look_up("doubel")
-    with pytest.raises(ValueError, match="Did you mean .*work"):
+    with pytest.raises(ValueError, match=r"Did you mean .*work"):
         look_up("wor")
-    with pytest.raises(ValueError, match="no term 'zzz'.$"):
+    with pytest.raises(ValueError, match=r"no term 'zzz'\.$"):
         look_up("zzz")
 
 

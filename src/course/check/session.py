@@ -163,7 +163,10 @@ def gate_files(stage: Stage) -> Iterable[Path]:
 
 def prediction_line(stage: Stage, result: StageResult, progress: Progress) -> str:
     """How far the last prediction was off, once the number is measured; empty without one."""
-    made = progress.predictions(stage.id)
+    try:
+        made = progress.predictions(stage.id)
+    except (ProgressUnreadable, OSError):
+        return ""
     number = next((n for n in result.numbers if n.name == stage.predicts), None)
     if not made or number is None or not number.value:
         return ""
