@@ -18,7 +18,14 @@ from course.check.prompts import real_prompt
 
 
 def steps_of(
-    gate: GateRun, prompt: Any, new: Any, eos_ids: list[int], *, limit: int, what: str = "generate"
+    gate: GateRun,
+    prompt: Any,
+    new: Any,
+    eos_ids: list[int],
+    *,
+    limit: int,
+    what: str = "generate",
+    eos_kind: str = "list",
 ) -> tuple[list[Any], dict[str, Any] | None]:
     """What `generate` yields on nano, at most `limit` steps, and the counts if it ended.
 
@@ -27,8 +34,9 @@ def steps_of(
 
     def collect() -> tuple[list[Any], dict[str, Any] | None]:
         run = gate.candidate.start(
-            "generate", model="nano", prompt_ids=prompt, max_new_tokens=new, eos_ids=eos_ids
-        )
+            "generate", model="nano", prompt_ids=prompt, max_new_tokens=new,
+            eos_ids=eos_ids, eos_kind=eos_kind,
+        )  # fmt: skip
         opened = run.step().value
         if not opened["iterator"]:
             printed = gate.candidate.output()
@@ -53,13 +61,26 @@ def steps_of(
 
 
 def tokens_of(
-    gate: GateRun, prompt: list[int], expected: list[int], new: int, eos_ids: list[int], what: str
+    gate: GateRun,
+    prompt: Any,
+    expected: list[int],
+    new: int,
+    eos_ids: list[int],
+    what: str,
+    eos_kind: str = "list",
 ) -> dict[str, Any]:
     """Check what `generate` yields against `expected`, and return the counts at the end."""
-    found, counts = steps_of(gate, prompt, new, eos_ids, limit=len(expected) + 2, what=what)
+    found, counts = steps_of(
+        gate, prompt, new, eos_ids, limit=len(expected) + 2, what=what, eos_kind=eos_kind
+    )
     ended = bool(expected) and expected[-1] in eos_ids
     expect.tokens([step["token"] for step in found], expected, what, ended_by_eos=ended)
     assert counts is not None  # it ended by itself: there were not more tokens than expected
+    if ended and counts["passes"] > len(expected):
+        raise GateFailure(
+            Code.WRONG_COUNT, f"{what}: a pass was made after the end token",
+            f"{len(expected)} passes", str(counts["passes"]),
+        )  # fmt: skip
     return counts
 
 
@@ -76,7 +97,8 @@ class GenerationContract:
     def test_each_token_comes_when_it_is_known(self, gate: GateRun) -> None:
         """tokens stream: one forward pass for each"""
         prompt, _ = nano_oracle().prompt(gate.rng, 6, 4)
-        found, _ = steps_of(gate, prompt, 4, [], limit=4)
+        what = "four of eight tokens, and then walking away"
+        found, _ = steps_of(gate, prompt, 8, [], limit=4, what=what)
         passes = [step["passes"] for step in found]
         if passes and passes[0] > 1 and passes == [passes[0] + i for i in range(4)]:
             raise GateFailure(
@@ -91,11 +113,28 @@ class GenerationContract:
                 "passes " + ", ".join(map(str, passes)),
             )
 
-    def test_the_end_token_is_the_last(self, gate: GateRun) -> None:
+    @pytest.mark.parametrize("eos_kind", ["list", "tuple", "frozenset"])
+    def test_the_end_token_is_the_last(self, gate: GateRun, eos_kind: str) -> None:
         """the end token is yielded, and nothing after it"""
         prompt, expected = prompt_with_new_token(gate)
-        other = next(token for token in range(320) if token not in expected)
-        tokens_of(gate, prompt, expected, 20, [other, expected[-1]], "a text that ends")
+        others = [token for token in range(320) if token not in expected][:2]
+        # The one that comes is neither the first nor the last of them, where that means anything.
+        ends = [others[0], expected[-1], others[1]]
+        tokens_of(gate, prompt, expected, 20, ends, f"end tokens in a {eos_kind}", eos_kind)
+
+    def test_end_tokens_in_the_prompt_end_nothing(self, gate: GateRun) -> None:
+        """an end token inside the prompt does not end the text"""
+        prompt, expected = nano_oracle().prompt(gate.rng, 8, 5)
+        inside = [token for token in prompt[:-1] if token not in expected]
+        if not inside:
+            raise RuntimeError("every token of the prompt comes again")
+        tokens_of(gate, prompt, expected, 5, inside[:1], "a prompt that holds an end token")
+
+    def test_a_limit_far_beyond_the_context(self, gate: GateRun) -> None:
+        """a huge max_new_tokens costs nothing by itself"""
+        prompt, expected = prompt_with_new_token(gate)
+        what = "max_new_tokens = 10**12, and an end token soon"
+        tokens_of(gate, tuple(prompt), expected, 10**12, expected[-1:], what)
 
     def test_an_end_token_in_the_first_step(self, gate: GateRun) -> None:
         """an end token in the first step ends it there"""
@@ -173,9 +212,10 @@ class GenerationContract:
         expect.unchanged(prompt, counts["prompt_ids"], "prompt_ids")
         expect.unchanged([other], counts["eos_ids"], "eos_ids")
 
-    def test_two_texts_at_once(self, gate: GateRun) -> None:
+    @pytest.mark.parametrize("lengths", [(3, 8), (6, 6)])
+    def test_two_texts_at_once(self, gate: GateRun, lengths: tuple[int, int]) -> None:
         """two generations in turn do not disturb each other"""
-        pairs = [nano_oracle().prompt(gate.rng, length, 6) for length in (3, 8)]
+        pairs = [nano_oracle().prompt(gate.rng, length, 6) for length in lengths]
         found: list[list[Any]] = [[], []]
 
         def interleave() -> None:

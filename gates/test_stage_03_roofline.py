@@ -30,6 +30,7 @@ PARAMETERS = {
     "mistral-7b": 7_241_732_096,
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-0.6b": 596_049_920,
     "smollm2-135m": 134_515_008,
 }
 KV_BYTES = {  # per token, at 16 bits: 2 x layers x KV heads x head dim x 2
@@ -38,6 +39,7 @@ KV_BYTES = {  # per token, at 16 bits: 2 x layers x KV heads x head dim x 2
     "mistral-7b": 131_072,
     "qwen2.5-7b": 57_344,
     "qwen3-8b": 147_456,
+    "qwen3-0.6b": 114_688,
     "smollm2-135m": 23_040,
 }
 
@@ -63,16 +65,16 @@ def equals(gate: GateRun, function: str, name: str, args: tuple[Any, ...], expec
 
 @pytest.mark.contract
 class TestFormulas:
-    """Closed forms, at the shapes of six published models."""
+    """Closed forms, at the shapes of published models."""
 
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_weights_read_by_a_decode_step(self, gate: GateRun, name: str) -> None:
-        """weights that a decode step reads, for six published models"""
+        """weights that a decode step reads, for published models"""
         equals(gate, "decode_weights", name, (), read_by_decode(name))
 
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_kv_bytes_per_token(self, gate: GateRun, name: str) -> None:
-        """bytes of keys and values per token, for six published models"""
+        """bytes of keys and values per token, for published models"""
         equals(gate, "kv_bytes_per_token", name, (2,), KV_BYTES[name])
         equals(gate, "kv_bytes_per_token", name, (0.5,), KV_BYTES[name] / 4)
 
@@ -82,19 +84,23 @@ class TestFormulas:
             equals(gate, "arithmetic_intensity", "llama-3-8b", (batch_size, 0, 2), batch_size)
             equals(gate, "arithmetic_intensity", "llama-3-8b", (batch_size, 0, 4), batch_size / 2)
 
-    @pytest.mark.parametrize("name", ["llama-2-7b", "qwen2.5-7b"])
+    @pytest.mark.parametrize("name", ["llama-2-7b", "qwen2.5-7b", "qwen3-0.6b"])
     def test_intensity_with_a_cache(self, gate: GateRun, name: str) -> None:
         """arithmetic intensity with a cache to read"""
         for batch_size, context_len in ((1, 4096), (32, 1000)):
             flops, moved = decode_cost(name, batch_size, context_len, 2)
             args = (batch_size, context_len, 2)
             equals(gate, "arithmetic_intensity", name, args, flops / moved)
+        flops, moved = decode_cost(name, 3, 700, 0.5)
+        equals(gate, "arithmetic_intensity", name, (3, 700, 0.5), flops / moved)
 
     def test_the_floor_when_memory_is_the_limit(self, gate: GateRun) -> None:
         """the floor of a step that waits for memory"""
         _, moved = decode_cost("llama-3-8b", 4, 2000, 2)
         args = (4, 2000, 2, 2e12, 1e15)
         equals(gate, "decode_floor", "llama-3-8b", args, moved / 2e12)
+        _, moved = decode_cost("smollm2-135m", 2, 300, 4)
+        equals(gate, "decode_floor", "smollm2-135m", (2, 300, 4, 2e10, 1e15), moved / 2e10)
 
     def test_the_floor_when_arithmetic_is_the_limit(self, gate: GateRun) -> None:
         """the floor of a step that waits for arithmetic"""
@@ -107,6 +113,8 @@ class TestFormulas:
         equals(gate, "max_batch", "llama-3-8b", (80 * GIB, 14.9 * GIB, 8192, 2), 65)
         equals(gate, "max_batch", "llama-2-7b", (24 * GIB, 12.6 * GIB, 4096, 2), 5)
         equals(gate, "max_batch", "qwen2.5-7b", (16 * GIB, 14.2 * GIB, 32_768, 2), 1)
+        equals(gate, "max_batch", "llama-3-8b", (14 * GIB, 10 * GIB, 8192, 2), 4)  # to the byte
+        equals(gate, "max_batch", "llama-3-8b", (14 * GIB, 10 * GIB, 8192, 0.5), 16)
 
     def test_nothing_fits_when_the_weights_do_not(self, gate: GateRun) -> None:
         """the largest batch is 0 when the weights do not fit"""
@@ -119,8 +127,13 @@ class TestFormulas:
             ("arithmetic_intensity", (0, 10, 2), "batch_size"),
             ("arithmetic_intensity", (1, -1, 2), "context_len"),
             ("decode_floor", (1, 10, 2, 0.0, 1e12), "bandwidth"),
+            ("decode_floor", (1, 10, 2, -1.0, 1e12), "bandwidth"),
             ("decode_floor", (1, 10, 2, 1e12, -1.0), "flops"),
+            ("decode_floor", (1, 10, 2, 1e12, 0.0), "flops"),
+            ("decode_floor", (0, 10, 2, 1e12, 1e12), "batch_size"),
+            ("decode_floor", (1, -1, 2, 1e12, 1e12), "context_len"),
             ("max_batch", (GIB, 0, 0, 2), "context_len"),
+            ("max_batch", (GIB, 0, 100, 0), "bytes_per_value"),
         ],
     )
     def test_bad_input_is_refused(
@@ -261,6 +274,8 @@ def test_floor(gate: GateRun) -> None:
         expect.result_of(lambda: formula(gate, "decode_floor", config, *args), "decode_floor"),
         "decode_floor",
     )
+    moved = decode_bytes(config, context_len, width)
+    expect.value(floor, moved / bandwidth, "decode_floor of the measured step", rel=0.01)
     share = 100 * floor / seconds
     gate.exact(
         "floor", round(share, 1), at_most=105.0, unit="%", code=Code.TOO_GOOD,
@@ -269,3 +284,10 @@ def test_floor(gate: GateRun) -> None:
         message="no step can be faster than its floor: bytes or bandwidth are counted wrongly",
         note="the rest is host overhead, and reading in pieces: see the split in the notebook",
     )  # fmt: skip
+
+
+def decode_bytes(config: ModelConfig, context_len: int, width: int) -> float:
+    """Bytes that a batch-1 decode step reads, from the shapes of the weights themselves."""
+    table = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return (config.num_weights - table + per_token * context_len) * width

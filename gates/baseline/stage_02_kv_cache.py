@@ -6,9 +6,8 @@ from __future__ import annotations
 import torch
 
 from course.model import causal_attention
-from course.parts import generate
-
-__all__ = ["KVCache", "generate"]
+from course.parts import generate as generate_naively
+from course.types import check_generation
 
 
 class KVCache:
@@ -38,3 +37,11 @@ class KVCache:
     def __call__(self, layer, q, k, v):
         """As stage 02's."""
         return causal_attention(q, *self.append(layer, k, v))
+
+
+def generate(model, prompt_ids, max_new_tokens, eos_ids=()):
+    """As stage 02's, every step over the whole text."""
+    limit = check_generation(model.config, prompt_ids, max_new_tokens, eos_ids)
+    if limit:
+        KVCache(model.config, len(prompt_ids) + limit - 1)
+    yield from generate_naively(model, prompt_ids, max_new_tokens, eos_ids)

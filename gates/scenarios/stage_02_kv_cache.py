@@ -1,14 +1,25 @@
 """Stage 02, the half that runs beside the solution."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from generation import generate, stream
 
-from course.measure.counters import CopiedBytes, tensor_bytes
+from course.measure.counters import CopiedBytes, tensor_bytes, tensors_in
 
-__all__ = ["cache_memory", "copied_bytes", "fill", "generate", "passes", "stream"]
+__all__ = [
+    "cache_memory",
+    "capacities",
+    "copied_bytes",
+    "fill",
+    "generate",
+    "overflow",
+    "passes",
+    "store",
+    "stream",
+]
 
 
 def passes(
@@ -44,32 +55,82 @@ def fill(env: Any, model: str, capacity: int, first: int, second: int) -> Iterat
         yield lengths
 
 
-def after_overflow(env: Any, model: str, capacity: int) -> dict[str, Any]:
-    """What a refused write leaves behind: the length, and whether stored values changed."""
+def store(
+    env: Any, model: str, head_dim: int, dtype: str, pieces: list[torch.Tensor]
+) -> Iterator[Any]:
+    """Append pieces [B, T, Hkv, D] to every layer; what `append` returns for the last of them.
+
+    The values are the keys plus 1, and layer i gets the pieces plus i: nothing may be mixed up.
+    """
+    config = replace(env.model(model).config, head_dim=head_dim)
+    cache = env.solution.KVCache(
+        config,
+        sum(piece.shape[1] for piece in pieces) + 2,
+        batch_size=len(pieces[0]),
+        dtype=getattr(torch, dtype),
+        device=env.device,
+    )
+    for piece in pieces:
+        new = piece.to(env.device, getattr(torch, dtype))
+        for layer in range(config.num_layers):
+            keys, values = cache.append(layer, new + layer, new + layer + 1)
+            if piece is pieces[-1]:
+                yield {"keys": keys, "values": values}
+
+
+def overflow(env: Any, model: str, capacity: int, stored: int, more: int) -> dict[str, Any]:
+    """Store, try to store more than fits, and store one more that fits again, if there is room."""
     config = env.model(model).config
     cache = make(env, env.model(model), capacity, 1)
-    shape = (1, capacity, config.num_kv_heads, config.head_dim)
-    ones = torch.ones(shape, device=env.device)
-    stored = [cache.append(layer, ones, ones) for layer in range(config.num_layers)]
-    keys, values = stored[0]  # of the layer that is written to next
+
+    def append(count: int, value: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        shape = (1, count, config.num_kv_heads, config.head_dim)
+        new = torch.full(shape, value, device=env.device)
+        return [cache.append(layer, new, new) for layer in range(config.num_layers)]
+
+    keys, values = append(stored, 1.0)[0]  # of the layer that is written to next
     kept = [keys.clone(), values.clone()]
     try:
-        cache.append(0, 2 * ones[:, :1], 2 * ones[:, :1])
-        error = None
-    except ValueError as refused:
-        error = str(refused)
+        append(more, 2.0)
+        error = kind = None
+    except Exception as refused:
+        error, kind = str(refused), type(refused).__name__
     same = torch.equal(kept[0], keys) and torch.equal(kept[1], values)
-    return {"error": error, "length": cache.length, "unchanged": same}
+    report = {"error": error, "kind": kind, "length": cache.length, "unchanged": same}
+    if error is not None and stored < capacity:
+        append(1, 3.0)
+        report["length_after"] = cache.length
+    return report
 
 
-def cache_memory(env: Any, model: str, capacity: int) -> int:
-    """Bytes of every tensor that a cache holds, full."""
+def capacities(env: Any, model: str, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
+    """The capacity of every KVCache that `generate` makes."""
+    made: list[int] = []
+    cache_class = env.solution.KVCache
+
+    class Noted(cache_class):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Any, capacity: int, **rest: Any) -> None:
+            made.append(capacity)
+            super().__init__(config, capacity, **rest)
+
+    env.solution.KVCache = Noted
+    try:
+        for _ in env.solution.generate(env.model(model), prompt_ids, max_new_tokens):
+            pass
+    finally:
+        env.solution.KVCache = cache_class
+    return made
+
+
+def cache_memory(env: Any, model: str, capacity: int) -> list[int]:
+    """Bytes of every tensor that a cache holds: new, and full."""
     decoder = env.model(model)
     cache = make(env, decoder, capacity, 1)
+    new = tensor_bytes(cache)
     token_ids = torch.zeros(1, capacity, dtype=torch.int64, device=env.device)
     positions = torch.arange(capacity, device=env.device)[None]
     decoder.forward(token_ids, positions, cache, logit_rows=[-1])
-    return tensor_bytes(cache)
+    return [new, tensor_bytes(cache)]
 
 
 def copied_bytes(env: Any, model: str, lengths: list[int]) -> list[int]:
@@ -100,7 +161,6 @@ def make(env: Any, decoder: Any, capacity: Any, batch_size: Any) -> Any:
 
 def poison(cache: Any) -> None:
     """NaN into every floating-point tensor that the cache holds so far."""
-    for value in list(vars(cache).values()):
-        for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                tensor.fill_(float("nan"))
+    for tensor in tensors_in(cache):
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))

@@ -240,27 +240,29 @@ def tensor_bytes(obj: Any, *, exclude: Iterable[Any] = (), max_depth: int = 16) 
     return sum(size for key, size in found.items() if key not in not_ours)
 
 
-def _storages(root: Any, max_depth: int) -> dict[int, int]:
-    """Size in bytes of each storage reachable from ``root``, by its identity.
+def tensors_in(obj: Any, *, max_depth: int = 16) -> Iterator[Tensor]:
+    """Every tensor that can be reached from ``obj``, in the ways that `tensor_bytes` follows.
 
     Breadth first, so that whatever is reachable within ``max_depth`` steps is found on its
     shortest way.
     """
-    sizes: dict[int, int] = {}
-    alive = {id(root): root}  # visited; kept alive, so that no id is used twice
-    level = [root]
+    alive = {id(obj): obj}  # visited; kept alive, so that no id is used twice
+    level = [obj]
     for _ in range(max_depth + 1):
         below: list[Any] = []
-        for obj in level:
-            if isinstance(obj, Tensor):
-                key, size = _storage(obj)
-                sizes[key] = size
-            for part in _parts(obj):
+        for holder in level:
+            if isinstance(holder, Tensor):
+                yield holder
+            for part in _parts(holder):
                 if id(part) not in alive:
                     alive[id(part)] = part
                     below.append(part)
         level = below
-    return sizes
+
+
+def _storages(root: Any, max_depth: int) -> dict[int, int]:
+    """Size in bytes of each storage reachable from ``root``, by its identity."""
+    return dict(_storage(tensor) for tensor in tensors_in(root, max_depth=max_depth))
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

@@ -30,6 +30,12 @@ PUBLISHED: dict[str, ModelConfig] = {
         num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128, max_context=40_960,
         rope_theta=1_000_000.0, qk_norm=True,
     ),
+    # Its heads are wider than hidden_size / num_heads.
+    "qwen3-0.6b": ModelConfig(
+        architecture="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072,
+        num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128, max_context=40_960,
+        rope_theta=1_000_000.0, tie_embeddings=True, qk_norm=True,
+    ),
     "smollm2-135m": ModelConfig(
         architecture="llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536,
         num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64, max_context=8192,
