@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -26,6 +27,7 @@ class ForkServer:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket = ours
+        self.lock = threading.Lock()  # a worker's memory is watched from another thread
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
@@ -34,6 +36,10 @@ class ForkServer:
         assert self.ask({"do": "ready?"})["ready"]
 
     def ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+        with self.lock:
+            return self._ask(message, fds)
+
+    def _ask(self, message: dict[str, Any], fds: tuple[int, ...]) -> dict[str, Any]:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.socket.sendmsg([json.dumps(message).encode()], rights)
         answer: dict[str, Any] = json.loads(self.socket.recv(65536))

@@ -145,7 +145,8 @@ def test_an_interruption_comes_through_and_ends_the_workers(
 ) -> None:
     import psutil
 
-    from course.check.host import WorkerHost, own_children
+    from course.check.host import WorkerHost
+    from course.check.processes import own_children
 
     toy.solve()
     before = own_children()

@@ -10,14 +10,8 @@ import pytest
 
 from course.check.codes import Code
 from course.check.failure import GateFailure
-from course.check.host import (
-    Limits,
-    WorkerConfig,
-    WorkerHost,
-    adopt_orphans,
-    end_orphans,
-    own_children,
-)
+from course.check.host import Limits, WorkerConfig, WorkerHost
+from course.check.processes import adopt_orphans, end_orphans, own_children
 
 SCENARIOS = '''
 """What gates' scenarios do, for any function."""

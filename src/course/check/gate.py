@@ -15,14 +15,12 @@ from typing import Any
 
 from course.check.codes import Code
 from course.check.failure import GateFailure
-from course.check.host import (
-    Limits,
-    WorkerConfig,
-    WorkerHost,
+from course.check.host import Limits, WorkerConfig, WorkerHost, forbidden_paths
+from course.check.processes import (
     adopt_orphans,
-    descendants_cpu_seconds,
+    cpu_seconds,
+    descendants,
     end_orphans,
-    forbidden_paths,
     own_children,
 )
 from course.check.result import CheckOutcome, Number
@@ -104,7 +102,7 @@ class GateRun:
                 device=self.device,
                 threads=self.options.threads,
                 limits=Limits(
-                    BASELINE_SECONDS if trusted else self.stage.seconds, self.stage.memory_mb << 20
+                    BASELINE_SECONDS if trusted else self.stage.seconds, self._memory_bytes()
                 ),
             )
             worker = self._workers[role] = WorkerHost(config)
@@ -114,6 +112,10 @@ class GateRun:
                 min(CONTRACT_SECONDS, self.stage.seconds) if contract else (self.stage.seconds)
             )
         return worker
+
+    def _memory_bytes(self) -> int:
+        """The stage's limit; a process that uses a GPU maps gigabytes of its driver besides."""
+        return (self.stage.memory_mb + (8192 if self.device == "cuda" else 0)) << 20
 
     def close(self) -> None:
         """End both workers, and whatever the solution has started and left behind."""
@@ -293,8 +295,13 @@ class BackgroundWatch:
         return watched
 
     def _others(self) -> float:
-        """Processor time of everything below the judge that is not the baseline."""
-        return descendants_cpu_seconds(self.gate.baseline, self.gate.bystanders)
+        """Processor time of everything below the judge that is not the baseline.
+
+        Daemons that left the candidate's process are among it.
+        """
+        spared = {*self.gate.baseline.tree()}
+        others = descendants(self.gate.bystanders)
+        return sum(cpu_seconds(pid) for pid in others if pid not in spared)
 
     def judge(self) -> None:
         """Raise BACKGROUND_WORK if they were busy."""

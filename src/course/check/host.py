@@ -15,13 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from course.check import processes
 from course.check.channel import BadFrame, Channel, ChannelClosed, ChannelTimeout
 from course.check.codes import Code
 from course.check.failure import GateFailure
@@ -233,7 +232,9 @@ class WorkerHost:
             return GateFailure(Code.EXITED, message, detail=self.output())
         if self._killed is not None:
             return self._killed
-        how = f"exit status {status}" if status >= 0 else f"it was ended by {signal_name(-status)}"
+        how = f"exit status {status}"
+        if status < 0:
+            how = f"it was ended by {processes.signal_name(-status)}"
         return GateFailure(
             Code.EXITED, f"the solution's process ended in the middle: {how}", detail=self.output()
         )
@@ -254,20 +255,16 @@ class WorkerHost:
         if printed > OUTPUT_LIMIT:
             return f"the process printed {printed >> 20} MiB; the limit is {OUTPUT_LIMIT >> 20} MiB"
         limit, tree = self.config.limits.memory_bytes, self.tree()
-        used = sum(resident_bytes(process) for process in tree)
+        used = sum(map(processes.resident_bytes, tree))
         if used > limit and len(tree) > 1:  # pages that they share were counted more than once
-            used = sum(resident_bytes(process, shared=True) for process in tree)
+            used = sum(processes.resident_bytes(pid, shared=True) for pid in tree)
         if used > limit:
             return f"the process held {used >> 20} MiB; the limit is {limit >> 20} MiB"
         return ""
 
-    def tree(self) -> list[psutil.Process]:
-        """The worker and every process below it."""
-        try:
-            root = psutil.Process(self.process.pid)
-            return [root, *root.children(recursive=True)]
-        except psutil.Error:
-            return []
+    def tree(self) -> list[int]:
+        """The worker and every process below it; nothing once it has ended."""
+        return processes.tree(self.process.pid) if self.alive else []
 
     def output(self) -> str:
         """The last of what the solution printed."""
@@ -288,8 +285,8 @@ class WorkerHost:
             self.process.wait(timeout=10)
 
     def _kill_tree(self) -> None:
-        for process in reversed(self.tree()):
-            _quietly(process.kill, None)
+        for pid in reversed(self.tree()):
+            processes.kill(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -366,10 +363,14 @@ def loading_failure(error: SolutionError, path: Path) -> GateFailure:
     conduct = conduct_failure(error)
     if conduct is not None:
         return conduct
+    garbled = "null bytes" in error.message or "encoding" in error.message
+    if not error.where and ("UnicodeError" in error.bases or garbled):
+        return GateFailure(
+            Code.SYNTAX_ERROR, f"{path.name} is not a text file in UTF-8", got=error.message,
+            likely="It was saved in another encoding, or is no Python file.",
+        )  # fmt: skip
     if "SyntaxError" in error.bases:
         return GateFailure(Code.SYNTAX_ERROR, error.message, where=error.where)
-    if not error.where and ("UnicodeError" in error.bases or "null bytes" in error.message):
-        return GateFailure(Code.SYNTAX_ERROR, f"{path.name} is not a text file in UTF-8")
     if "OSError" in error.bases and not error.where:
         return GateFailure(Code.MISSING_FILE, f"{path} cannot be read: {error.message}")
     return GateFailure(
@@ -378,22 +379,6 @@ def loading_failure(error: SolutionError, path: Path) -> GateFailure:
         where=error.where,
         detail=error.traceback,
     )
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; the number itself for a signal without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def resident_bytes(process: psutil.Process, *, shared: bool = False) -> int:
-    """Memory of one process; with `shared`, pages it shares count in part (Linux)."""
-    full = _quietly(process.memory_full_info, None) if shared else None
-    if full is not None:
-        return int(getattr(full, "pss", full.uss))
-    return int(_quietly(lambda: process.memory_info().rss, 0))
 
 
 def forbidden_paths(stage: int, folders: Sequence[str]) -> tuple[Path, ...]:
@@ -419,70 +404,3 @@ def worker_environment(threads: int) -> dict[str, str]:
     for name in ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTHONSTARTUP", "PYTHONINSPECT"):
         environment.pop(name, None)
     return environment
-
-
-def adopt_orphans() -> None:
-    """Let daemons that a solution leaves behind become children of this process (Linux).
-
-    A process whose parent ends is handed to the nearest ancestor that asked for it; without this it
-    would go to init, out of sight.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def own_children() -> frozenset[int]:
-    """The processes that this one has started and that are still there, by their numbers."""
-    return frozenset(process.pid for process in psutil.Process().children())
-
-
-def descendants(known: Collection[int]) -> list[psutil.Process]:
-    """Every process below this one, save its children in `known` and what is below those."""
-    found = []
-    for child in psutil.Process().children():
-        if child.pid not in known:
-            found += [child, *_quietly(lambda c=child: c.children(recursive=True), [])]
-    return found
-
-
-def descendants_cpu_seconds(apart_from: WorkerHost, known: Collection[int] = ()) -> float:
-    """Processor time used by `descendants(known)`, save those of one worker.
-
-    Daemons that left a worker are counted too, once `adopt_orphans` was called.
-    """
-    spared = {process.pid for process in apart_from.tree()}
-    total = 0.0
-    for process in descendants(known):
-        times = None if process.pid in spared else _quietly(process.cpu_times, None)
-        if times is not None:  # those of its children that have ended are counted here only
-            total += times.user + times.system
-            total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    return total
-
-
-def end_orphans(known: Collection[int]) -> list[str]:
-    """Kill `descendants(known)`, and name those that were still running."""
-    found: dict[int, str] = {}
-    for _ in range(100):  # what is killed may have started another in the meantime
-        left = descendants(known)
-        if not left:
-            break
-        for process in left:
-            if _quietly(process.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE:
-                name = _quietly(lambda p=process: " ".join(p.cmdline())[:80], "")
-                found.setdefault(process.pid, name or f"process {process.pid}")
-                _quietly(process.kill, None)
-            with contextlib.suppress(ChildProcessError):  # it has another parent
-                os.waitpid(process.pid, os.WNOHANG)
-        time.sleep(0.01)
-    return list(found.values())
-
-
-def _quietly(function: Any, default: Any) -> Any:
-    """A process may be gone by the time it is asked."""
-    try:
-        return function()
-    except (psutil.Error, OSError):
-        return default
