@@ -44,6 +44,9 @@ INTERRUPTED = 130  # as shells count: 128 and the number of the signal
 
 def main() -> None:
     """The console script. What we can foresee ends in one line and status 2, not in a traceback."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started us closed it
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character it cannot show is no reason to fail
             stream.reconfigure(errors="replace")
@@ -336,10 +339,10 @@ def _last(rows: list) -> str:  # type: ignore[type-arg]
     if not rows:
         return ""
     last = rows[-1].document
-    if last["failure"]:
-        return str(last["failure"]["code"])
-    held = [n for n in last["numbers"] if n["verdict"]]
-    return str(held[-1]["text"]) if held else "contract holds"
+    if failure := last.get("failure"):
+        return str(failure.get("code", ""))
+    held = [n for n in last.get("numbers", ()) if n.get("verdict")]
+    return str(held[-1].get("text", "")) if held else "contract holds"
 
 
 @app.command(name="next")

@@ -175,9 +175,11 @@ def load_syllabus(path: Path | None = None) -> Syllabus:
         ValueError: the file is no TOML, or does not describe stages.
     """
     path = path or course_home() / "course.toml"
-    with path.open("rb") as file:
-        document = tomllib.load(file)
-    stages = tuple(_stage(entry) for entry in document.get("stage", ()))
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        stages = tuple(_stage(entry) for entry in document.get("stage", ()))
+    except (TypeError, AttributeError, ValueError) as error:  # no TOML, a key missing, no UTF-8
+        raise ValueError(f"{path} cannot be read: {error}") from None
     if not stages or [s.number for s in stages] != list(range(1, len(stages) + 1)):
         raise ValueError(f"{path}: the stages must be numbered 1, 2, 3, ... in order")
     return Syllabus(stages)

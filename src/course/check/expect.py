@@ -52,7 +52,10 @@ def is_number(value: Any, what: str) -> float:
     if type(value) not in (int, float):
         got = value.repr if isinstance(value, Foreign) else short(value)
         raise GateFailure(
-            Code.WRONG_TYPE, f"{what} has the wrong type", "a plain int or float", f"{type_name(value)}: {got}"
+            Code.WRONG_TYPE,
+            f"{what} has the wrong type",
+            "a plain int or float",
+            f"{type_name(value)}: {got}",
         )
     try:
         number = float(value)

@@ -18,6 +18,7 @@ class GateFailure(Exception):
         expected, got: the two sides, where there are two.
         where: the first token, row, block or line where they part.
         detail: more lines (a traceback, captured output), shown below the rest.
+        likely: the likely cause, where more is known than the code's page says.
         hint: the level of `course hint` that speaks of this, if one does.
     """
 
@@ -28,6 +29,7 @@ class GateFailure(Exception):
     where: str = ""
     detail: str = ""
     hint: int | None = None
+    likely: str = ""  # where more is known than the code's page says
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:

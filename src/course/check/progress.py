@@ -151,9 +151,21 @@ class Progress:
             ).fetchall()
         return [
             CheckRow(at, machine, name, tier, digest, bool(mine), status, bool(passed),
-                     json.loads(document))
+                     self._document(document))
             for _, at, machine, name, tier, digest, mine, status, passed, document in rows
         ]  # fmt: skip
+
+    def _document(self, text: str) -> dict[str, Any]:
+        try:
+            document = json.loads(text)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ProgressUnreadable(
+                f"{self.path} holds a result that cannot be read; move it away, and a new one is "
+                "made"
+            )
+        return document
 
     def has_passed(self, stage: str, machine: str | None = None) -> bool:
         """Whether the student's own solution has ever passed this stage (on this machine)."""

@@ -65,19 +65,16 @@ def print_numbers(console: Console, numbers: Sequence[Number]) -> None:
             table.add_column(width=width, overflow="fold")
         table.add_row(*row)
         console.print(Padding(table, (0, 0, 0, INDENT), expand=False))
-        if number.notes:
-            notes = [("", Text(plain(note), style="dim")) for note in number.notes]
-            console.print(pairs(notes, widths[0]))
+        notes = [*interval_note(number), *number.notes]
+        if notes:
+            shown = [("", Text(plain(note), style="dim")) for note in notes]
+            console.print(pairs(shown, widths[0]))
 
 
 def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
     """name, what was found, what is needed, verdict."""
     name = Text(one_line(number.name.replace("_", " ")))
     text = Text(plain(number.text))
-    if number.interval is not None and number.interval[0] > 0:
-        low, high = number.interval
-        interval = f"[{low:.2f}, {high:.2f}]".replace(" ", "\N{NO-BREAK SPACE}")
-        text.append(f"  {interval} over {number.slices} slices", style="dim")
     needs = Text(f"needs {number.needs}" if number.needs else "", style="dim")
     if number.verdict is None:
         return name, text, needs, Text("reported", style="dim")
@@ -85,6 +82,14 @@ def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
     if number.exact:
         verdict.append("  exact", style="dim")
     return name, text, needs, verdict
+
+
+def interval_note(number: Number) -> list[str]:
+    """The interval of a timed number, for the line below it."""
+    if number.interval is None or not number.interval[0] > 0:
+        return []
+    low, high = number.interval
+    return [f"[{low:.2f}, {high:.2f}] over {number.slices} slices"]
 
 
 def print_failure(console: Console, result: StageResult, stage: str) -> None:
@@ -102,7 +107,7 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     rows += [("", note) for note in failure.notes]
     if failure.detail.strip():
         rows.append(("said", failure.detail.strip()))
-    rows.append(("likely", failure.code.page.causes[0]))
+    rows.append(("likely", failure.likely or failure.code.page.causes[0]))
     if failure.code.value == "NOT_IMPLEMENTED":
         rows.append(("next", f"course read {stage}; then edit the file it names"))
     else:

@@ -50,6 +50,12 @@ def run_gate(
     start = time.perf_counter()
     gate = GateRun(stage, options)
     try:
+        for path in (stage.gate, stage.scenarios):
+            if not path.is_file():
+                raise GateFailure(
+                    Code.BROKEN_GATE, f"{path} is missing",
+                    likely="It was moved or deleted; `git status` shows what is gone.",
+                )  # fmt: skip
         gate.candidate.wait_loaded()
         status, said = _run_pytest(gate, progress)
         if gate.failure is None and (status not in (0, 1) or not gate.checks):

@@ -123,8 +123,8 @@ class Session:
                 machine=self.machine.key, stage=stage.id, tier=tier,
                 solution_hash=digest, gate_hash=gate_digest,
             )  # fmt: skip
-        except OSError:
-            return {}  # a read-only home: go on without
+        except (OSError, ProgressUnreadable):
+            return {}  # a read-only home, or a damaged store: go on without
 
     def _not_here(self, stage: Stage, path: Path, seed: int) -> StageResult:
         result = StageResult(

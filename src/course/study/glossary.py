@@ -6,6 +6,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from course.paths import course_home
 
@@ -23,7 +24,14 @@ class Term:
 @cache
 def glossary() -> tuple[Term, ...]:
     """All terms, each after those that its definition uses."""
-    document = tomllib.loads((course_home() / "glossary.toml").read_text("utf-8"))
+    path = course_home() / "glossary.toml"
+    try:
+        return _terms(tomllib.loads(path.read_text("utf-8")))
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def _terms(document: dict[str, Any]) -> tuple[Term, ...]:
     return tuple(
         Term(t["name"], t["stage"], t["text"], tuple(t.get("aliases", ())))
         for t in document["term"]

@@ -19,7 +19,8 @@ def hint(stage: Stage, level: int) -> str:
     if level not in LEVELS:
         raise ValueError(f"level must be 1, 2 or 3, got {level}")
     if not stage.hints.exists():
-        raise ValueError(f"{stage.id} has no hints yet")
+        folder = stage.hints.parent
+        raise ValueError(f"{stage.hints} is missing; `git checkout -- {folder}` brings it back")
     text = stage.hints.read_text(encoding="utf-8")
     parts = HEADING.split(text)  # before, "1", text, "2", text, ...
     found = dict(zip(parts[1::2], parts[2::2], strict=False))

@@ -19,9 +19,13 @@ def chapter_text(stage: Stage) -> str:
 
 def notebook_text(stage: Stage) -> str:
     """The notebook's prose, code and textual outputs; figures are named, not shown."""
-    document = json.loads(_file(stage.notebook, stage).read_text(encoding="utf-8"))
+    path = _file(stage.notebook, stage)
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is not a notebook") from None
     parts = []
-    for cell in document["cells"]:
+    for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(source)
@@ -46,5 +50,5 @@ def _output(output: dict[str, Any]) -> str:
 
 def _file(path, stage: Stage):  # type: ignore[no-untyped-def]
     if not path.exists():
-        raise ValueError(f"{stage.id} has no {path.name}")
+        raise ValueError(f"{path} is missing; `git checkout -- {path.parent}` brings it back")
     return path
