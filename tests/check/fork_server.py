@@ -69,11 +69,13 @@ class ForkedProcess:
         self.server = server
         self.pid = pid
         self.returncode: int | None = None
+        self.lock = threading.Lock()
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = self.server.ask({"do": "poll", "pid": self.pid})["status"]
-        return self.returncode
+        with self.lock:  # a process can be waited for only once
+            if self.returncode is None:
+                self.returncode = self.server.ask({"do": "poll", "pid": self.pid})["status"]
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         end = time.monotonic() + (3600 if timeout is None else timeout)

@@ -519,14 +519,14 @@ def resident():
 documents = {
     "claimed and not sent": None,
     "brackets": b"[" * MAX_DOCUMENT,
-    "empty lists": b'{"$":"list","v":[' + b",".join([b'{"$":"list","v":[]}'] * 300_000) + b"]}",
-    "an untagged list": b"[" + b"[]," * 1_000_000 + b"[]]",
+    "empty lists": b'{"$":"list","v":[' + b",".join([b'{"$":"list","v":[]}'] * 120_000) + b"]}",
+    "an untagged list": b"[" + b"[]," * 300_000 + b"[]]",
     "a long number": b"1" * MAX_DOCUMENT,
     "an exponent": b"1e" + b"9" * 1_000_000,
     "keys that collide": b'{"$":"dict","v":[' + b",".join(
-        b"[%d,1]" % (i * ((1 << 61) - 1)) for i in range(1, 200_000)) + b"]}",
+        b"[%d,1]" % (i * ((1 << 61) - 1)) for i in range(1, 100_000)) + b"]}",
     "keys with equal low bits": b'{"$":"dict","v":[' + b",".join(
-        b"[%d,1]" % (i << 40) for i in range(1, 200_000)) + b"]}",
+        b"[%d,1]" % (i << 40) for i in range(1, 100_000)) + b"]}",
     "nested tags": b'{"$":"list","v":[' * 500_000,
 }
 for name, document in documents.items():

@@ -28,7 +28,10 @@ host.start("call", name="f")
 """
 
 
-@pytest.mark.parametrize("source", ["while True: pass", "import time; time.sleep(600)"])
+@pytest.mark.parametrize(
+    "source",
+    ["while True: pass", pytest.param("import time; time.sleep(600)", marks=pytest.mark.slow)],
+)
 def test_a_worker_dies_with_its_judge(tmp_path: Path, source: str) -> None:
     shop = Workshop(tmp_path)
     solution = shop.write(f"def f():\n    {source}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -54,39 +56,87 @@ def test_a_reference_under_plain_pytest(toy: ToyCourse, tmp_path: Path) -> None:
     assert numbers["work"][0]["value"] == 5
 
 
+def run_inside(toy: ToyCourse, *arguments: str) -> tuple[int, str]:
+    """Plain pytest in this process, where its workers can be forked."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = pytest.main(
+            [
+                str(toy.home / "gates"), "-p", "no:cacheprovider", "-p", "no:benchmark", "-s",
+                "-c", "/dev/null", "--rootdir", str(toy.home), "--import-mode=importlib",
+                "--color=no", *arguments,
+            ]
+        )  # fmt: skip
+    return int(status), said.getvalue()
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_wrong_solution_under_plain_pytest(toy: ToyCourse) -> None:
     """Every test goes on, and says in a few lines what a check would say."""
     wrong = toy.home / "gates" / "wrong" / "stage_01_toy" / "triples.py"
-    done = run_pytest(toy.home, "gates", "--solution", str(wrong), "-m", "contract")
-    assert done.returncode == 1
-    assert "3 failed" in done.stdout
-    assert "WRONG_VALUE: double(" in done.stdout
-    assert "1.5 times that" in done.stdout
-    assert "NO_ERROR_RAISED: double('x') is accepted" in done.stdout
-    assert "src/course/check/host.py" not in done.stdout  # not the judge's own source
+    status, said = run_inside(toy, "--solution", str(wrong), "-m", "contract")
+    assert status == 1
+    assert "3 failed" in said
+    assert "WRONG_VALUE: double(" in said
+    assert "1.5 times that" in said
+    assert "NO_ERROR_RAISED: double('x') is accepted" in said
+    assert "src/course/check/host.py" not in said  # not the judge's own source
 
 
+@pytest.mark.usefixtures("forked")
+def test_a_worker_that_ends_is_started_again(toy: ToyCourse) -> None:
+    wrong = toy.home / "gates" / "wrong" / "stage_01_toy" / "leaves.py"
+    status, said = run_inside(toy, "--solution", str(wrong), "-m", "contract")
+    assert status == 1
+    assert said.count("EXITED: the solution's process ended in the middle: exit status 0") >= 3
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_solution_that_does_not_load_under_plain_pytest(toy: ToyCourse) -> None:
     toy.mine.write_text("def double(:\n")
-    done = run_pytest(toy.home, "gates")
-    assert done.returncode == 1
-    assert "5 failed" in done.stdout
-    assert "SYNTAX_ERROR" in done.stdout
-    assert "line 1: def double(:" in done.stdout
+    status, said = run_inside(toy)
+    assert status == 1
+    assert "5 failed" in said
+    assert "SYNTAX_ERROR" in said
+    assert "line 1: def double(:" in said
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_seed_repeats_the_secret(toy: ToyCourse) -> None:
     toy.solve(double="3 * number")
-    done = run_pytest(toy.home, "gates", "--gate-seed", "5", "-k", "1000", "-m", "contract")
+    _, said = run_inside(toy, "--gate-seed", "5", "-k", "1000", "-m", "contract")
     secret = random.Random("5:stage-01").randrange(1, 1000)
-    assert f"  expected  {2 * secret:,}" in done.stdout
+    assert f"  expected  {2 * secret:,}" in said
 
 
+@pytest.mark.usefixtures("forked")
+def test_what_a_solution_leaves_behind_is_ended_here_too(toy: ToyCourse) -> None:
+    from course.check.processes import own_children
+
+    before = own_children()
+    toy.solve(double="leave(number)")
+    with toy.mine.open("a") as file:
+        file.write(
+            "def leave(number):\n"
+            "    import os\n"
+            "    if os.fork() == 0:\n"
+            "        os.setsid()\n"
+            "        if os.fork() == 0: os.execvp('sleep', ['sleep', '300'])\n"
+            "        os._exit(0)\n"
+            "    os.wait()\n"
+            "    return 2 * number\n"
+        )
+    status, said = run_inside(toy, "-m", "contract")
+    assert status == 0, said
+    assert own_children() <= before
+
+
+@pytest.mark.usefixtures("forked")
 def test_usage(toy: ToyCourse) -> None:
     for arguments in (["--tier", "tpu"], ["--solution", "nowhere.py"]):
-        done = run_pytest(toy.home, "gates", *arguments)
-        assert done.returncode != 0
-        assert "passed" not in done.stdout
+        status, said = run_inside(toy, *arguments)
+        assert status != 0
+        assert " passed" not in said
 
 
 def test_the_clock_replays() -> None:

@@ -35,7 +35,7 @@ def test_bad_levels_and_missing_hints(stage: Stage) -> None:
     with pytest.raises(ValueError, match="no level 2"):
         hint(stage, 2)
     stage.hints.unlink()
-    with pytest.raises(ValueError, match="stage-01 has no hints yet"):
+    with pytest.raises(ValueError, match=r"hints\.md"):
         hint(stage, 1)
 
 
@@ -68,12 +68,12 @@ def test_a_chapter_is_unfolded(stage: Stage) -> None:
     assert "An answerIt is 42." in text
     assert "<details>" not in text
     stage.chapter.unlink()
-    with pytest.raises(ValueError, match=r"stage-01 has no README\.md"):
+    with pytest.raises(ValueError, match=r"README\.md"):
         chapter_text(stage)
 
 
 def test_a_notebook_as_text(toy: ToyCourse, stage: Stage) -> None:
-    with pytest.raises(ValueError, match=r"stage-01 has no 01_toy\.ipynb"):
+    with pytest.raises(ValueError, match=r"01_toy\.ipynb"):
         notebook_text(stage)
     outputs = [
         {"output_type": "stream", "text": ["one\n", "two\n"]},

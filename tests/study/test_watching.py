@@ -125,7 +125,7 @@ def test_what_is_no_change(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.touch()
     file.write_text("first\n")
     with pytest.raises(queue.Empty):
-        watcher.seen.get(timeout=1.5)
+        watcher.seen.get(timeout=1.0)
     file.write_text("second\n")
     assert watcher.next() == "second\n"
     watcher.end()
