@@ -95,10 +95,8 @@ def test_an_interrupted_check_leaves_nothing(toy: ToyCourse, number: signal.Sign
             assert db.execute("select count(*) from checks").fetchone() == (0,)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [pytest.param(["--poll"], marks=pytest.mark.slow, id="poll"), pytest.param([], id="events")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--poll"], []], ids=["poll", "events"])
 def test_watch(toy: ToyCourse, arguments: list[str]) -> None:
     """A check at once, one after each save, and an end with Ctrl-C."""
     watch = start(toy, "watch", "1", *arguments)
