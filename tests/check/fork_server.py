@@ -25,7 +25,7 @@ class ForkServer:
     """The process that forks workers."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         self.socket = ours
         self.lock = threading.Lock()  # a worker's memory is watched from another thread
         self.process = subprocess.Popen(

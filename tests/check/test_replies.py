@@ -12,6 +12,7 @@ from check.workers import Workshop
 from course.check.channel import BadFrame, Foreign
 from course.check.codes import Code
 from course.check.failure import GateFailure
+from course.check.host import Limits
 from course.check.replies import LONGEST, SolutionError, checked
 
 ERROR = {
@@ -116,7 +117,7 @@ ATTACKS = {
 def test_a_solution_that_writes_to_the_channel(workshop: Workshop, attack: str) -> None:
     """When it is called; the true reply comes after the forged one."""
     host = workshop.start(f"{WRITER}\ndef f():\n    {attack}\n    return 'true'\n")
-    host.seconds = 2.0
+    host.limits = Limits(seconds=2.0)
     with pytest.raises(GateFailure) as caught:
         host.call("call", name="f")
     assert caught.value.code is Code.CHANNEL_FORGED

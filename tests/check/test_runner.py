@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from course.check.codes import Code
+from course.check.failure import GateFailure
 from course.check.gate import GateOptions
 from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
@@ -238,3 +239,15 @@ def test_an_honest_solution_does_no_background_work(
         + path.read_text().replace("lambda: 1.0,", "lambda: time.sleep(0.02) or 1.0,")
     )
     assert run(toy).passed
+
+
+def test_a_tick_of_the_clock_is_no_background_work(toy: ToyCourse) -> None:
+    """Steps of microseconds, and processor time that is counted in hundredths of a second."""
+    from course.check.gate import BackgroundWatch, GateRun
+
+    watch = BackgroundWatch(GateRun(stage(), GateOptions(toy.mine)))
+    watch.used, watch.elapsed = 0.02, 0.0001
+    watch.judge()
+    watch.used, watch.elapsed = 0.2, 0.4
+    with pytest.raises(GateFailure, match="BACKGROUND_WORK"):
+        watch.judge()

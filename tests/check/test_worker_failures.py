@@ -14,6 +14,7 @@ from check.workers import Workshop
 from course.check import host as host_module
 from course.check.codes import Code
 from course.check.failure import GateFailure
+from course.check.host import Limits
 from course.check.processes import end_orphans, own_children, signal_name
 
 
@@ -276,7 +277,7 @@ def test_signals_have_names() -> None:
 
 def test_a_loop_that_never_ends(workshop: Workshop) -> None:
     host = workshop.start("def f():\n    print('round and round')\n    while True: pass")
-    host.seconds = 0.5
+    host.limits = Limits(seconds=0.5)
     with pytest.raises(GateFailure) as caught:
         host.call("call", name="f")
     assert caught.value.code is Code.TIMEOUT
@@ -288,7 +289,7 @@ def test_a_loop_that_never_ends(workshop: Workshop) -> None:
 def test_native_code_that_never_ends(workshop: Workshop) -> None:
     """A regular expression that holds Python's lock: no thread of the worker can stop it."""
     host = workshop.start("import re\ndef f(): re.match('(a+)+b', 'a' * 60)")
-    host.seconds = 0.5
+    host.limits = Limits(seconds=0.5)
     with pytest.raises(GateFailure) as caught:
         host.call("call", name="f")
     assert caught.value.code is Code.TIMEOUT
@@ -299,7 +300,7 @@ def test_a_message_that_nobody_takes(workshop: Workshop) -> None:
     host = workshop.start("def f(x): return len(x)")
     assert host.call("call", name="f", args=["x" * 500_000]) == 500_000
     os.kill(host.process.pid, signal.SIGSTOP)
-    host.seconds = 0.5
+    host.limits = Limits(seconds=0.5)
     with pytest.raises(GateFailure) as caught:
         host.call("call", name="f", args=["x" * 5_000_000])
     assert caught.value.code is Code.TIMEOUT

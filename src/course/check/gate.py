@@ -32,7 +32,9 @@ from course.syllabus import Stage, load_syllabus
 BACKGROUND_SHARE = 0.3
 
 ENOUGH_SECONDS = 2.0  # of the baseline's time, before that share means anything
+LEAST_SECONDS = 0.1  # of the solution's: the system counts in steps of a hundredth
 CONTRACT_SECONDS = 15.0  # for one reply on nano, which takes milliseconds
+CONTRACT_MEMORY_MB = 3000  # with nano a process holds a few hundred, nearly all of them torch's
 BASELINE_SECONDS = 180.0  # importing transformers from a cold disk is slow
 
 
@@ -101,21 +103,22 @@ class GateRun:
                 trusted=trusted,
                 device=self.device,
                 threads=self.options.threads,
-                limits=Limits(
-                    BASELINE_SECONDS if trusted else self.stage.seconds, self._memory_bytes()
-                ),
+                limits=self._limits(trusted),
             )
             worker = self._workers[role] = WorkerHost(config)
-        if not trusted:
-            contract = self.layer == "contract"
-            worker.seconds = (
-                min(CONTRACT_SECONDS, self.stage.seconds) if contract else (self.stage.seconds)
-            )
+        worker.limits = self._limits(trusted)
         return worker
 
-    def _memory_bytes(self) -> int:
-        """The stage's limit; a process that uses a GPU maps gigabytes of its driver besides."""
-        return (self.stage.memory_mb + (8192 if self.device == "cuda" else 0)) << 20
+    def _limits(self, trusted: bool) -> Limits:
+        """What a worker may use now: contracts run on nano, and need little."""
+        seconds = BASELINE_SECONDS if trusted else self.stage.seconds
+        memory_mb = self.stage.memory_mb
+        if not trusted and self.layer == "contract":
+            seconds = min(CONTRACT_SECONDS, seconds)
+            memory_mb = min(CONTRACT_MEMORY_MB, memory_mb)
+        if self.device == "cuda":
+            memory_mb += 8192  # a process that uses a GPU maps gigabytes of its driver besides
+        return Limits(seconds, memory_mb << 20)
 
     def close(self) -> None:
         """End both workers, and whatever the solution has started and left behind."""
@@ -306,7 +309,7 @@ class BackgroundWatch:
     def judge(self) -> None:
         """Raise BACKGROUND_WORK if they were busy."""
         share = self.used / self.elapsed if self.elapsed else 0.0
-        if share > BACKGROUND_SHARE:
+        if self.used > LEAST_SECONDS and share > BACKGROUND_SHARE:
             raise GateFailure(
                 Code.BACKGROUND_WORK,
                 "the solution kept a processor busy while the baseline was being timed",

@@ -69,7 +69,7 @@ class WorkerHost:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        self.seconds = config.limits.seconds  # for the next reply
+        self.limits = config.limits  # for the next reply
         self._runs = 0
         self._killed: GateFailure | None = None
         self._refused: GateFailure | None = None  # why the solution could not be loaded
@@ -172,13 +172,13 @@ class WorkerHost:
         message["token"] = self._token
         try:
             start = time.perf_counter()
-            self.channel.send(message, self.seconds)
-            reply = self._receive(self.seconds, *kinds)
+            self.channel.send(message, self.limits.seconds)
+            reply = self._receive(self.limits.seconds, *kinds)
             seconds = time.perf_counter() - start
         except ChannelClosed:
             raise self._ended() from None
         except ChannelTimeout:
-            raise self._timed_out(self.seconds) from None
+            raise self._timed_out(self.limits.seconds) from None
         if "error" in reply:
             error = SolutionError(reply["error"])
             conduct = conduct_failure(error)
@@ -254,7 +254,7 @@ class WorkerHost:
         printed = os.fstat(self._output.fileno()).st_size
         if printed > OUTPUT_LIMIT:
             return f"the process printed {printed >> 20} MiB; the limit is {OUTPUT_LIMIT >> 20} MiB"
-        limit, tree = self.config.limits.memory_bytes, self.tree()
+        limit, tree = self.limits.memory_bytes, self.tree()
         used = sum(map(processes.resident_bytes, tree))
         if used > limit and len(tree) > 1:  # pages that they share were counted more than once
             used = sum(processes.resident_bytes(pid, shared=True) for pid in tree)
