@@ -51,8 +51,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a character it cannot show is no reason to fail
             stream.reconfigure(errors="replace")
     for name in ("SIGTERM", "SIGHUP"):  # whoever stops a check wants its workers gone, too
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         status = app(prog_name="course", standalone_mode=False) or 0
         sys.stdout.flush()

@@ -202,6 +202,21 @@ def test_a_terminal_without_these_characters(toy: ToyCourse) -> None:
     assert "?" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("SIG_IGN", "SIG_IGN"), ("SIG_DFL", "default_int_handler")]
+)
+def test_nohup_is_respected(toy: ToyCourse, before: str, after: str) -> None:
+    code = (
+        "import signal, sys, course.cli\n"
+        f"signal.signal(signal.SIGHUP, signal.{before})\n"
+        "sys.argv = ['course', 'explain', 'EXITED']\n"
+        "try: course.cli.main()\n"
+        "except SystemExit: pass\n"
+        f"assert signal.getsignal(signal.SIGHUP) == signal.{after}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(toy.home))
+
+
 def test_the_console_script(toy: ToyCourse) -> None:
     script = Path(sys.executable).with_name("course")
     if not script.exists():
