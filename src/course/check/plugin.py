@@ -3,13 +3,12 @@
     pytest gates/test_stage_01_naive_loop.py --solution reference
 
 A gate module names its stage (`STAGE = 1`) and marks its tests `contract` or `number`. Contract
-tests run first. The plugin hands them the fixture `gate`, keeps what they find, and turns every
-timed number into a pytest-benchmark record.
+tests run first. The plugin keeps what they find. `course.check.fixtures` hands them the fixture
+`gate`, and turns every timed number into a pytest-benchmark record.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,10 @@ import pytest
 
 from course.check.codes import Code
 from course.check.failure import GateFailure
-from course.check.gate import GateOptions, GateRun
+from course.check.gate import GateRun
 from course.check.replies import SolutionError
-from course.check.result import CheckOutcome, Number
-from course.check.solutions import solution_path
+from course.check.result import CheckOutcome
 from course.paths import course_home
-from course.syllabus import load_syllabus
 
 
 class ReplayClock:
@@ -93,53 +90,6 @@ class GatePlugin:
         self.run.failure = as_failure(call, report)
         item.session.shouldfail = "the first decisive failure ends a gate"
 
-    @pytest.fixture(scope="module")
-    def gate(self, request: pytest.FixtureRequest) -> Iterator[GateRun]:
-        """The run of this module's gate."""
-        if self.run is not None:
-            yield self.run
-            return
-        stage = load_syllabus().find(request.module.STAGE)
-        option = request.config.getoption
-        seed = option("--gate-seed")
-        options = GateOptions(
-            solution=solution_path(stage, option("--solution")),
-            tier=option("--tier"),
-            model=option("--gate-model"),
-            seed=random.SystemRandom().getrandbits(48) if seed is None else seed,
-        )
-        run = GateRun(stage, options)
-        yield run
-        run.close()
-
-    @pytest.fixture(autouse=True)
-    def _benchmark_bridge(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        """Make the timed number of this test a pytest-benchmark record too."""
-        if not is_gate(request.node):  # `pytest tests gates` runs others beside them
-            yield
-            return
-        gate: GateRun = request.getfixturevalue("gate")
-        gate.layer = layer_of(request.node)
-        if gate.layer != "number" or not request.config.pluginmanager.hasplugin("benchmark"):
-            yield
-            return
-        benchmark = request.getfixturevalue("benchmark")
-
-        def record(number: Number) -> None:
-            benchmark.extra_info[number.name] = number.as_dict()
-            if not number.pairs or benchmark.stats is not None:  # one series of times per record
-                return
-            seconds = iter([candidate for _, candidate in number.pairs])
-            benchmark.pedantic(
-                lambda: self.clock.advance(next(seconds)), rounds=len(number.pairs), iterations=1
-            )
-
-        gate.record = record
-        yield
-        gate.record = None
-        if benchmark.stats is None and benchmark.extra_info:  # a counter: nothing was timed
-            benchmark.pedantic(lambda: self.clock.advance(1e-9), rounds=1, iterations=1)
-
 
 def is_gate(item: pytest.Item) -> bool:
     """Whether a test belongs to a gate: its module names the stage."""
@@ -202,6 +152,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "number: what was predicted, measured")
     if not any(isinstance(p, GatePlugin) for p in config.pluginmanager.get_plugins()):
         config.pluginmanager.register(GatePlugin(), "course-gate")
+    from course.check import fixtures
+
+    config.pluginmanager.register(fixtures, "course-gate-fixtures")
 
 
 def gate_arguments(gate: Path) -> list[str]:
