@@ -134,7 +134,7 @@ class GenerationContract:
         """a huge max_new_tokens costs nothing by itself"""
         prompt, expected = prompt_with_new_token(gate)
         what = "max_new_tokens = 10**12, and an end token soon"
-        tokens_of(gate, tuple(prompt), expected, 10**12, expected[-1:], what)
+        tokens_of(gate, prompt, expected, 10**12, expected[-1:], what)
 
     def test_an_end_token_in_the_first_step(self, gate: GateRun) -> None:
         """an end token in the first step ends it there"""

@@ -216,6 +216,7 @@ class Readings:
         verdict = None
         for slices in (25, 50, 100):
             while len(ratio) < slices:
+                self.gate.tell(f"{name}: reading {len(ratio) + 1} of each side")
                 order = ("candidate", "baseline")
                 for side in order if len(ratio) % 2 else order[::-1]:
                     found[side].append(self.read(side))
@@ -278,7 +279,7 @@ def test_floor(gate: GateRun) -> None:
     expect.value(floor, moved / bandwidth, "decode_floor of the measured step", rel=0.01)
     share = 100 * floor / seconds
     gate.exact(
-        "floor", round(share, 1), at_most=105.0, unit="%", code=Code.TOO_GOOD,
+        "floor", round(share, 1), at_most=105.0, unit="%", code=Code.TOO_GOOD, counted=False,
         text=f"{1e3 * floor:.1f} ms of a measured step of {1e3 * seconds:.1f} ms: "
         f"{share:.0f}% model-bandwidth utilisation",
         message="no step can be faster than its floor: bytes or bandwidth are counted wrongly",

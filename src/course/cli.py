@@ -229,7 +229,7 @@ def watch(
     poll: Annotated[bool, typer.Option("--poll", help="Do not rely on file events.")] = False,
 ) -> None:
     """Check the contract of a stage each time you save its file. Ctrl-C ends it."""
-    from course.check.report import print_result
+    from course.check.report import PROGRAM, print_result
     from course.check.session import Session, Wish
     from course.study.watching import changes
 
@@ -243,7 +243,8 @@ def watch(
                 console.clear()
             print_result(console, result, published="", stage=str(found.number))
             if result.failure is None:
-                console.print(f"  now the number: course check {found.number}")
+                console.print(f"  now the number: {PROGRAM} check {found.number}")
+            console.print(f"  watching {found.file.name}; Ctrl-C ends it", style="dim")
     except KeyboardInterrupt:
         console.print("stopped watching")
 
@@ -349,7 +350,7 @@ def _last(rows: list) -> str:  # type: ignore[type-arg]
 @app.command(name="next")
 def next_stage() -> None:
     """What to do now."""
-    from course.check.report import pairs
+    from course.check.report import PROGRAM, pairs
 
     console, stage = _console(), _next_stage()
     if stage is None:
@@ -358,10 +359,10 @@ def next_stage() -> None:
     console.print(f"{stage.id}  {stage.title}", style="bold")
     rows = [
         ("because", stage.because),
-        ("predict", f"course predict {stage.number}"),
-        ("read", f"course read {stage.number}"),
+        ("predict", f"{PROGRAM} predict {stage.number}"),
+        ("read", f"{PROGRAM} read {stage.number}"),
         ("write", str(stage.file.relative_to(stage.file.parents[2]))),
-        ("check", f"course check {stage.number}"),
+        ("check", f"{PROGRAM} check {stage.number}"),
     ]
     console.print(pairs(rows))
 
@@ -392,6 +393,7 @@ def read(
 
     console = _console()
     text = notebook_text(found) if notebook else chapter_text(found)
+    os.environ.setdefault("LESS", "-R")  # colours as colours, not as escape codes
     with console.pager(styles=True) if console.is_terminal else _no_pager():
         console.print(Markdown(text))
 
@@ -506,7 +508,7 @@ def diff(
     if not lines:
         console.print("no difference")
     elif console.is_terminal:
-        console.print(Syntax("\n".join(lines), "diff", background_color="default"))
+        console.print(Syntax("\n".join(lines), "diff", background_color="default", word_wrap=True))
     else:
         print("\n".join(lines))
 
@@ -525,7 +527,7 @@ def solution(
     _earned(found, give_up, "solution")
     console, text = _console(), solution_source(found)
     if console.is_terminal:
-        console.print(Syntax(text, "python", background_color="default"))
+        console.print(Syntax(text, "python", background_color="default", word_wrap=True))
     else:
         print(text, end="")
 
@@ -609,10 +611,15 @@ def machine(
     console.print(f"  last-level cache  {roofline.cache_bytes / 2**20:,.0f} MiB")
     console.print(f"  reads             {roofline.read_bandwidth / 1e9:,.1f} GB/s")
     console.print(f"  copies            {roofline.copy_bandwidth / 1e9:,.1f} GB/s read and written")
-    for dtype, flops in roofline.flops.items():
+    if roofline.busy:
+        console.print(
+            "  other programs ran meanwhile, so all this may be too low: --refresh measures again",
+            style="yellow",
+        )
+    for dtype, flops in sorted(roofline.flops.items(), reverse=True):
         ridge = roofline.ridge(dtype)
         console.print(
-            f"  {dtype:<17} {flops / 1e9:,.0f} GFLOP/s, ridge at {ridge:,.1f} FLOP per byte"
+            f"  {dtype:<17} {flops / 1e9:,.1f} GFLOP/s, ridge at {ridge:,.1f} FLOP per byte"
         )
 
 

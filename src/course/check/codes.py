@@ -84,7 +84,7 @@ PAGES: dict[Code, Page] = {
     Code.NOT_IMPLEMENTED: _P(
         Kind.LOADING,
         "The stub raised NotImplementedError: this part is not written yet.",
-        ("You have not started.", "You filled in one function and another is still a stub."),
+        ("A function of this stage is still a stub: the line above names it.",),
         "Read the chapter (`course read STAGE`), then replace the `raise` line.",
     ),
     Code.MISSING_FILE: _P(

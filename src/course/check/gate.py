@@ -65,6 +65,7 @@ class GateRun:
         self.checks: list[CheckOutcome] = []
         self.failure: GateFailure | None = None
         self.record: Callable[[Number], None] | None = None  # set by the pytest-benchmark bridge
+        self.say: Callable[[str], None] | None = None  # tells whoever waits what is going on
         self.layer = "contract"  # or "number": contracts run on nano, and have less time
         self.left_behind: list[str] = []  # what the solution had started and had to be ended
         self._workers: dict[str, WorkerHost] = {}
@@ -146,14 +147,16 @@ class GateRun:
         code: Code = Code.WRONG_COUNT,
         message: str = "",
         note: str = "",
+        counted: bool = True,
     ) -> None:
-        """Record a counted figure and hold it against its formula.
+        """Record a figure and hold it against its formula; `counted` says that it has no noise.
 
         Raises:
             GateFailure: with `code`, when the figure is not what it must be.
         """
         bounds = (("=", equals), (">=", at_least), ("<=", at_most))
-        needs = " and ".join(f"{sign} {_figure(b)}" for sign, b in bounds if b is not None)
+        mark = unit if unit == "%" else ""
+        needs = " and ".join(f"{sign} {_figure(b)}{mark}" for sign, b in bounds if b is not None)
         good = (
             (equals is None or value == equals)
             and (at_least is None or value >= at_least)
@@ -161,7 +164,7 @@ class GateRun:
         )
         verdict = Verdict.PASS if good else Verdict.FAIL
         notes = [note] if note else []
-        self._add(Number(name, value, text, unit, needs, verdict, exact=True, notes=notes))
+        self._add(Number(name, value, text, unit, needs, verdict, exact=counted, notes=notes))
         if not good:
             raise GateFailure(
                 code, message or f"{name} is not what the chapter derives", needs, _figure(value)
@@ -196,7 +199,7 @@ class GateRun:
         watch = BackgroundWatch(self)
         prior = PairedRatio(self.options.prior.get(name, []))
         result = measure_pair(
-            watch.around(step_baseline), step_candidate, bar,
+            watch.around(step_baseline), self._counted(name, step_candidate), bar,
             prior=prior, max_slices=max_slices, warmup=warmup,
         )  # fmt: skip
         watch.judge()
@@ -231,6 +234,7 @@ class GateRun:
         """Time both sides as `ratio` does, for a figure that is held against nothing."""
         ratio = PairedRatio()
         for index in range(-warmup, slices):
+            self.tell(f"{name.replace('_', ' ')}: step {index + warmup + 1} of {slices + warmup}")
             if index % 2:
                 baseline_s, candidate_s = step_baseline(), step_candidate()
             else:
@@ -268,6 +272,23 @@ class GateRun:
                 extra=extra or {},
             )
         )
+
+    def tell(self, text: str) -> None:
+        """Say what is going on, to whoever waits."""
+        if self.say is not None:
+            self.say(text)
+
+    def _counted(self, name: str, step: Callable[[], float]) -> Callable[[], float]:
+        """The same step, which says how many there have been."""
+        steps = 0
+
+        def counted() -> float:
+            nonlocal steps
+            steps += 1
+            self.tell(f"{name.replace('_', ' ')}: step {steps} of each side")
+            return step()
+
+        return counted
 
     def _add(self, number: Number) -> None:
         self.numbers.append(number)

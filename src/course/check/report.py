@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from course.check.plain import one_line, plain
 from course.check.result import Exit, Number, StageResult
 from course.measure.ratio import Verdict
 
+# What to type to run a command: `./course` where the launcher was used.
+PROGRAM = os.environ.get("COURSE_NAME", "course")
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow"}
 INDENT = 2
 NAME_WIDTH = 16  # of the first column
@@ -109,10 +112,12 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
         rows.append(("said", failure.detail.strip()))
     rows.append(("likely", failure.likely or failure.code.page.causes[0]))
     if failure.code.value == "NOT_IMPLEMENTED":
-        rows.append(("next", f"course read {stage}; then edit the file it names"))
+        rows.append(("next", f"{PROGRAM} read {stage}; then edit the file it names"))
     else:
         level = f" --level {failure.hint}" if failure.hint else ""
-        rows.append(("next", f"course explain {failure.code.value}; course hint {stage}{level}"))
+        rows.append(
+            ("next", f"{PROGRAM} explain {failure.code.value}; {PROGRAM} hint {stage}{level}")
+        )
     console.print(pairs(rows))
 
 

@@ -49,6 +49,7 @@ def run_gate(
     )
     start = time.perf_counter()
     gate = GateRun(stage, options)
+    gate.say = progress
     try:
         for path in (stage.gate, stage.scenarios):
             if not path.is_file():

@@ -172,6 +172,12 @@ def prediction_line(stage: Stage, result: StageResult, progress: Progress) -> st
         return ""
     guess = made[-1][1]
     factor = max(guess, number.value) / min(guess, number.value) if guess > 0 else float("inf")
-    near = "well predicted" if factor <= 1.25 else f"off by a factor of {factor:.1f}"
-    unit = number.unit
-    return f"you predicted {guess:,.6g}{unit}, measured {number.value:,.4g}{unit}: {near}"
+    if guess == number.value:
+        near = "exactly right"
+    else:
+        near = "well predicted" if factor <= 1.25 else f"off by a factor of {factor:.1f}"
+    found, said = (
+        f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+        for value in (number.value, guess)
+    )
+    return f"you predicted {said}{number.unit}, measured {found}{number.unit}: {near}"

@@ -103,7 +103,11 @@ def describe_error(error: BaseException, solution: str) -> dict[str, Any]:
     """An exception as plain data: its type and bases, its message, where in the solution."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [f for f in frames if f.filename == solution]
-    where = f"line {inside[-1].lineno}: {inside[-1].line}" if inside else ""
+    where = ""
+    if inside:
+        last = inside[-1]
+        place = "" if last.name == "<module>" else f", in {last.name}"
+        where = f"line {last.lineno}{place}: {last.line}"
     if isinstance(error, SyntaxError) and error.filename == solution:
         where = f"line {error.lineno}: {(error.text or '').strip()}"
     kept = inside + [f for f in frames[len(frames) - 1 :] if f.filename != solution]
