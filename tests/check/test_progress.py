@@ -120,7 +120,7 @@ def test_predictions_and_events(progress: Progress) -> None:
 
 
 SCORES = [
-    (5.0, 5.0, "well predicted"), (4.0, 5.0, "well predicted"),
+    (5.0, 5.0, "exactly right"), (5.1, 5.0, "well predicted"), (4.0, 5.0, "well predicted"),
     (6.3, 5.0, "off by a factor of 1.3"),
     (500.0, 5.0, "off by a factor of 100.0"), (1e-9, 5.0, "off by a factor of"),
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_pass(toy: ToyCourse) -> None:
     assert time.value == 2.0
     assert len(time.pairs) == time.slices == 25
     assert said[0] == "double gives twice its argument"
-    assert said[-1] == "time against the baseline"
+    assert "time against the baseline" in said
     assert result.remarks == []
 
 
