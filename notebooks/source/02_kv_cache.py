@@ -616,12 +616,14 @@ lesson.published()
 # ## What this stage leaves unpaid
 
 # %% jupyter={"source_hidden": true}
+if cached.unexplained > 0.1 * cached.measured:
+    rest = f", and {nb.seconds_text(cached.unexplained)} it cannot name"
+else:
+    rest = ""
 nb.say(f"""
 A step now computes one position, and still takes {nb.seconds_text(cached.measured)}. The arithmetic
 in it would need {nb.seconds_text(cached.arithmetic)}. What does it wait for the rest of the time?
-Of what the split can name, {names[cached.largest]} comes first
-{f", and {nb.seconds_text(cached.unexplained)} it cannot name" if cached.unexplained > 0.1 * cached.measured else ""}.
-The next stage measures how fast this machine can
+Of what the split can name, {names[cached.largest]} comes first{rest}. The next stage measures how fast this machine can
 read and compute at all, and turns that into a floor under every step.
 """)
 

@@ -60,7 +60,8 @@ def _transcript(command: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "course.cli", *arguments],
         capture_output=True, text=True, cwd=course_home(),
-        env={**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"},
+        env={**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb",
+             "COURSE_NAME": program},
     )  # fmt: skip
     lines = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
     shown = "\n".join(lines).strip("\n").replace(str(course_home()), ".")
