@@ -623,8 +623,10 @@ else:
 nb.say(f"""
 A step now computes one position, and still takes {nb.seconds_text(cached.measured)}. The arithmetic
 in it would need {nb.seconds_text(cached.arithmetic)}. What does it wait for the rest of the time?
-Of what the split can name, {names[cached.largest]} comes first{rest}. The next stage measures how fast this machine can
-read and compute at all, and turns that into a floor under every step.
+Of what the split can name, {names[cached.largest]} comes first{rest}.
+
+The next stage measures how fast this machine can read and compute at all, and turns that into a
+floor under every step.
 """)
 
 # %% [markdown]
