@@ -294,9 +294,12 @@ class PairedText:
             self.prompts.append(real_prompt(self.gate.model, self.gate.rng, length))
         if side in self.runs:
             self.runs[side].stop()
-        worker = self.gate.candidate if side == "candidate" else self.gate.baseline
+        if side == "candidate":
+            worker, scenario = self.gate.candidate, "counted_stream"
+        else:
+            worker, scenario = self.gate.baseline, "stream"
         self.runs[side] = worker.start(
-            "stream", model=self.gate.model, prompt_ids=self.prompts[index],
+            scenario, model=self.gate.model, prompt_ids=self.prompts[index],
             max_new_tokens=self.untimed + self.new,
         )  # fmt: skip
         self.texts[side].append([])
@@ -311,9 +314,16 @@ class PairedText:
                 Code.TOO_FEW_TOKENS, f"the text on {self.gate.model} stopped too early",
                 f"{self.untimed + self.new} tokens", str(len(text)),
             )  # fmt: skip
+        token = step.value
         if side == "candidate":
-            expect.is_int(step.value, "a token")
-        text.append(step.value)
+            token = expect.is_int(step.value["token"], "a token")
+            # A text computed in the step that is not timed would cost nothing in those that are.
+            if step.value["passes"] != len(text) + 1:
+                raise GateFailure(
+                    Code.NOT_STREAMING, "a timed token was computed before its turn",
+                    f"{len(text) + 1} passes at token {len(text)}", str(step.value["passes"]),
+                )  # fmt: skip
+        text.append(token)
         self._compare(len(self.texts[side]) - 1, len(text) - 1)
         return step.seconds
 

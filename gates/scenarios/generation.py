@@ -44,3 +44,12 @@ def stream(env: Any, model: str, prompt_ids: list[int], max_new_tokens: int) -> 
     yield from env.solution.generate(
         model=env.model(model), prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
     )
+
+
+def counted_stream(
+    env: Any, model: str, prompt_ids: list[int], max_new_tokens: int
+) -> Iterator[Any]:
+    """As `stream`, each token with the passes made so far: nobody may run ahead of the clock."""
+    counting = env.counting(model)
+    for token in env.solution.generate(counting, prompt_ids, max_new_tokens):
+        yield {"token": token, "passes": counting.counts.forward_passes}

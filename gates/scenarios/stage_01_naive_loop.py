@@ -1,5 +1,5 @@
 """Stage 01, the half that runs beside the solution."""
 
-from generation import generate, stream
+from generation import counted_stream, generate, stream
 
-__all__ = ["generate", "stream"]
+__all__ = ["counted_stream", "generate", "stream"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from generation import generate, stream
+from generation import counted_stream, generate, stream
 
 from course.measure.counters import CopiedBytes, tensor_bytes, tensors_in
 
@@ -13,6 +13,7 @@ __all__ = [
     "cache_memory",
     "capacities",
     "copied_bytes",
+    "counted_stream",
     "fill",
     "generate",
     "overflow",

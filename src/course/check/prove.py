@@ -20,7 +20,7 @@ from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
 from course.syllabus import Stage
 
-FIRST_LINE = re.compile(r"# (?P<code>[A-Z_]+)(?P<control> \(control\))?: (?P<why>.+)")
+FIRST_LINE = re.compile(r"# (?P<code>[A-Z_]+)(?: \((?P<role>control|timed)\))?: (?P<why>.+)")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Claim:
     path: Path
     code: Code | None
     why: str
+    timed: bool = False  # a fault that shows only while the numbers are taken
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,18 @@ def claims(stage: Stage) -> list[Claim]:
             continue  # a peer, not the stage before: it has a contract and numbers of its own
         if match is None or match["code"] not in Code.__members__:
             raise BadWrongSolution(
-                f"{path.name}: the first line must be `# CODE: why` or `# CODE (control): why` "
-                f"with a code of the closed list, got {first!r}"
+                f"{path.name}: the first line must be `# CODE: why`, `# CODE (control): why` or "
+                f"`# CODE (timed): why` with a code of the closed list, got {first!r}"
             )
-        if match["control"] and Code[match["code"]].page.kind is not Kind.NUMBER:
+        if match["role"] == "control" and Code[match["code"]].page.kind is not Kind.NUMBER:
             raise BadWrongSolution(
                 f"{path.name}: a control keeps the contract and fails the number, and "
                 f"{match['code']} is not about a number"
             )
-        kind = "control" if match["control"] else "wrong"
+        kind = "control" if match["role"] == "control" else "wrong"
         controls += kind == "control"
-        found.append(Claim(kind, path, Code[match["code"]], match["why"]))
+        timed = match["role"] == "timed"
+        found.append(Claim(kind, path, Code[match["code"]], match["why"], timed))
     if controls == 0:
         raise BadWrongSolution(
             f"{stage.id} has no control: one wrong solution must keep the contract and fail the "
@@ -126,7 +128,8 @@ def prove(
             path.write_text(stub_source, encoding="utf-8")
         chosen = replace(options(stage, path), seed=new_seed(), prior={})
         # A wrong solution runs only the layer that it must fail: contract faults show there.
-        if claim.code is not None and claim.code.page.kind in (Kind.CONTRACT, Kind.LOADING):
+        contract = claim.code is not None and claim.code.page.kind in (Kind.CONTRACT, Kind.LOADING)
+        if contract and not claim.timed:
             chosen = replace(chosen, contract_only=True)
         result = run_gate(stage, chosen)
         # Noise is not a verdict: once more, with what was measured so far.
