@@ -61,5 +61,6 @@ class Terminal:
 
 def environment(home: Path) -> dict[str, str]:
     return {
-        **os.environ, "COURSE_HOME": str(home), "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb",
+        **os.environ, "COURSE_HOME": str(home), "COURSE_NAME": "course", "COLUMNS": "80",
+        "NO_COLOR": "1", "TERM": "dumb",
     }  # fmt: skip

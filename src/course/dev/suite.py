@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -41,13 +42,15 @@ PARTS = (
 
 def run_suite(*, fast: bool) -> int:
     """Run every part, all of them even after a failure; 0 if all passed."""
+    # Tests expect the course to call itself `course`, however this suite was started.
+    environment = {k: v for k, v in os.environ.items() if k != "COURSE_NAME"}
     outcomes: list[tuple[Part, int, float]] = []
     for part in PARTS:
         if fast and part.measures:
             continue
         print(f"== {part.name}", flush=True)
         start = time.monotonic()
-        status = subprocess.call(part.command, cwd=course_home())
+        status = subprocess.call(part.command, cwd=course_home(), env=environment)
         outcomes.append((part, status, time.monotonic() - start))
     print()
     for part, status, seconds in outcomes:
