@@ -11,10 +11,9 @@ class KVCache:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        shape = (batch_size, 0, config.num_kv_heads, config.head_dim)
-        empty = torch.empty(shape, dtype=dtype, device=device)
-        self.keys = [empty] * config.num_layers
-        self.values = [empty] * config.num_layers
+        shape = (config.num_layers, batch_size, capacity, config.num_kv_heads, config.head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
         self.capacity = capacity
         self.length = 0
 
@@ -22,11 +21,13 @@ class KVCache:
         start, end = self.length, self.length + k.shape[1]
         if end > self.capacity:
             raise ValueError(f"capacity is {self.capacity} positions, but {end} are needed")
-        self.keys[layer] = torch.cat((self.keys[layer], k), dim=1)
-        self.values[layer] = torch.cat((self.values[layer], v), dim=1)
+        past, older = self.keys[layer, :, :start], self.values[layer, :, :start]
+        keys, values = torch.cat((past, k), dim=1), torch.cat((older, v), dim=1)
+        self.keys[layer, :, start:end] = k
+        self.values[layer, :, start:end] = v
         if layer == len(self.keys) - 1:
             self.length = end
-        return self.keys[layer], self.values[layer]
+        return keys, values
 
     def __call__(self, layer, q, k, v):
         keys, values = self.append(layer, k, v)

@@ -26,7 +26,7 @@ class KVCache:
         self.values[layer, :, start:end] = v.repeat_interleave(self.group, dim=2)
         if layer == len(self.keys) - 1:
             self.length = end
-        return self.keys[layer, :, :end], self.values[layer, :, :end]
+        return self.keys[layer, :, :end, :: self.group], self.values[layer, :, :end, :: self.group]
 
     def __call__(self, layer, q, k, v):
         keys, values = self.append(layer, k, v)
