@@ -258,6 +258,7 @@ def prove(
     import tempfile
 
     from course.check.gate import GateOptions
+    from course.check.plain import plain
     from course.check.prove import prove as prove_stage
     from course.check.session import Session
     from course.study.workspace import stub_source
@@ -271,16 +272,20 @@ def prove(
         return GateOptions(path, tier, real, threads=max(1, session.machine.cores - 1))
 
     chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
-    broken = total = 0
+    total = 0
+    broken: list[tuple[Stage, Proof]] = []
     for stage in chosen:
         console.print(f"{stage.id}  {stage.title}  ({real}, {tier})", style="bold")
         with tempfile.TemporaryDirectory() as scratch, status as say:
             for proof in prove_stage(stage, options, stub_source(stage), Path(scratch), say):
                 total += 1
-                broken += not proof.holds
+                if not proof.holds:
+                    broken.append((stage, proof))
                 with status.hidden():
                     _print_proof(console, proof)
-    console.print(f"{total - broken} of {total} claims hold")
+    console.print(f"{total - len(broken)} of {total} claims hold")
+    for stage, proof in broken:  # said again: among a hundred lines one is overlooked
+        console.print(f"{stage.id} {proof.claim.path.stem}: {plain(proof.problem)}")
     raise typer.Exit(1 if broken else 0)
 
 

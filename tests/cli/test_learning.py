@@ -365,7 +365,7 @@ def test_dev_test(
     python = sys.executable
     parts = (
         Part("good", (python, "-c", "print('ran')")),
-        Part("bad", (python, "-c", "raise SystemExit(3)")),
+        Part("bad", (python, "-c", "print('first'); raise SystemExit('because')")),
         Part("slow", (python, "-c", "raise SystemExit(4)"), measures=True),
         Part("after", (python, "-c", "")),
     )
@@ -376,6 +376,8 @@ def test_dev_test(
                   "2 passed, 2 failed"):  # fmt: skip
         assert words in out
     assert out.index("== good") < out.index("ran") < out.index("== bad")
+    end = out.partition("== bad FAILED, and ended with\n")[2]
+    assert end.startswith("first\nbecause\n"), "why it failed is said again at the end"
     monkeypatch.setattr(suite, "PARTS", (parts[0], parts[2]))
     assert suite.run_suite(fast=True) == 0
     assert "1 passed, 0 failed" in capfd.readouterr().out
