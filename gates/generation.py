@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +10,7 @@ from course.check import expect
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
-from course.check.host import Run
-from course.check.oracle import nano_oracle, near_tie
-from course.check.prompts import real_prompt
+from course.check.oracle import nano_oracle
 
 
 def steps_of(
@@ -246,98 +242,3 @@ def prompt_with_new_token(gate: GateRun) -> tuple[list[int], list[int]]:
         if len(fresh) >= 3:
             return prompt, expected[: fresh[2] + 1]
     raise RuntimeError("nano repeats itself on every prompt")
-
-
-class PairedText:
-    """The same real texts continued by both workers, one token a step, on the model of the numbers.
-
-    Every timed token is checked: both sides must say the same, near-ties in float32 aside.
-    """
-
-    def __init__(
-        self, gate: GateRun, lengths: Sequence[int], *, new: int, untimed: int = 0
-    ) -> None:
-        """
-        Args:
-            lengths: tokens of the prompts, taken in turn.
-            new: timed steps of each text.
-            untimed: steps before those (1 leaves the prefill out).
-        """
-        self.gate = gate
-        self.lengths = lengths
-        self.new = new
-        self.untimed = untimed
-        self.prompts: list[list[int]] = []
-        self.texts: dict[str, list[list[Any]]] = {"candidate": [], "baseline": []}
-        self.runs: dict[str, Run] = {}
-        self.seconds: dict[str, list[tuple[int, float]]] = {"candidate": [], "baseline": []}
-
-    def sides(self) -> tuple[Callable[[], float], Callable[[], float]]:
-        """The two steps that `GateRun.ratio` takes."""
-        return partial(self.step, "baseline"), partial(self.step, "candidate")
-
-    def step(self, side: str) -> float:
-        """One timed token of one side; seconds by the judge's clock."""
-        texts = self.texts[side]
-        if not texts or len(texts[-1]) == self.untimed + self.new:
-            self._open(side)
-        seconds = self._advance(side)
-        length = len(self.prompts[len(texts) - 1]) + len(texts[-1]) - 1
-        self.seconds[side].append((length, seconds))
-        return seconds
-
-    def _open(self, side: str) -> None:
-        """Begin the next text of this side; the side that comes first draws the prompt."""
-        index = len(self.texts[side])
-        if index == len(self.prompts):
-            length = self.lengths[index % len(self.lengths)]
-            self.prompts.append(real_prompt(self.gate.model, self.gate.rng, length))
-        if side in self.runs:
-            self.runs[side].stop()
-        if side == "candidate":
-            worker, scenario = self.gate.candidate, "counted_stream"
-        else:
-            worker, scenario = self.gate.baseline, "stream"
-        self.runs[side] = worker.start(
-            scenario, model=self.gate.model, prompt_ids=self.prompts[index],
-            max_new_tokens=self.untimed + self.new,
-        )  # fmt: skip
-        self.texts[side].append([])
-        for _ in range(self.untimed):
-            self._advance(side)
-
-    def _advance(self, side: str) -> float:
-        text = self.texts[side][-1]
-        step = expect.result_of(self.runs[side].step, f"generate on {self.gate.model}")
-        if step.done:
-            raise GateFailure(
-                Code.TOO_FEW_TOKENS, f"the text on {self.gate.model} stopped too early",
-                f"{self.untimed + self.new} tokens", str(len(text)),
-            )  # fmt: skip
-        token = step.value
-        if side == "candidate":
-            token = expect.is_int(step.value["token"], "a token")
-            # A text computed in the step that is not timed would cost nothing in those that are.
-            if step.value["passes"] != len(text) + 1:
-                raise GateFailure(
-                    Code.NOT_STREAMING, "a timed token was computed before its turn",
-                    f"{len(text) + 1} passes at token {len(text)}", str(step.value["passes"]),
-                )  # fmt: skip
-        text.append(token)
-        self._compare(len(self.texts[side]) - 1, len(text) - 1)
-        return step.seconds
-
-    def _compare(self, index: int, at: int) -> None:
-        """The newest token of one side with that of the other, if it is there already."""
-        texts = [t[index] if index < len(t) else [] for t in self.texts.values()]
-        if any(len(text) <= at for text in texts) or texts[0][:at] != texts[1][:at]:
-            return  # not there yet, or parted before, at a near-tie
-        candidate, baseline = texts[0][at], texts[1][at]
-        if candidate == baseline:
-            return
-        prefix = self.prompts[index] + texts[0][:at]
-        if not near_tie(self.gate.model, self.gate.device, prefix, candidate, baseline):
-            raise GateFailure(
-                Code.WRONG_TOKEN, f"a timed token on {self.gate.model} differs from the baseline's",
-                str(baseline), str(candidate), where=f"token {at} after {len(self.prompts[index])}",
-            )  # fmt: skip

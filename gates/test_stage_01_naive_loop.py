@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from generation import GenerationContract, PairedText, tokens_of
+from generation import GenerationContract, tokens_of
+from pairing import PairedText
 
 from course.check.codes import Code
 from course.check.gate import GateRun

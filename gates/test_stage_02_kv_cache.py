@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from generation import GenerationContract, PairedText, tokens_of
+from generation import GenerationContract, tokens_of
+from pairing import PairedText
 
 from course.check import expect
 from course.check.codes import Code

@@ -52,4 +52,4 @@ def counted_stream(
     """As `stream`, each token with the passes made so far: nobody may run ahead of the clock."""
     counting = env.counting(model)
     for token in env.solution.generate(counting, prompt_ids, max_new_tokens):
-        yield {"token": token, "passes": counting.counts.forward_passes}
+        yield {"tokens": token, "passes": counting.counts.forward_passes}

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from generation import counted_stream, generate, stream
+from poison import poison
 
-from course.measure.counters import CopiedBytes, tensor_bytes, tensors_in
+from course.measure.counters import CopiedBytes, tensor_bytes
 
 __all__ = [
     "cache_memory",
@@ -158,10 +159,3 @@ def make(env: Any, decoder: Any, capacity: Any, batch_size: Any) -> Any:
     return env.solution.KVCache(
         decoder.config, capacity, batch_size=batch_size, dtype=decoder.dtype, device=env.device
     )
-
-
-def poison(cache: Any) -> None:
-    """NaN into every floating-point tensor that the cache holds so far."""
-    for tensor in tensors_in(cache):
-        if tensor.is_floating_point():
-            tensor.fill_(float("nan"))

@@ -162,11 +162,15 @@ def check_generation(
     prompt_ids: SequenceABC[int],
     max_new_tokens: int,
     eos_ids: Iterable[int] = (),
+    *,
+    name: str = "prompt_ids",
 ) -> int:
     """Check the arguments that every `generate` takes, and return how many tokens may be generated.
 
     A prompt of n tokens can be continued by at most `max_context - n + 1` tokens: the last one is
     emitted but never fed back.
+
+    name: what an error calls the prompt; one of several is better called "prompts[3]".
 
     Raises:
         TypeError: an id is not an int.
@@ -175,17 +179,17 @@ def check_generation(
     """
     if not isinstance(prompt_ids, SequenceABC):
         kind = type(prompt_ids).__name__  # type: ignore[unreachable]  # not all callers are typed
-        raise TypeError(f"prompt_ids must be a sequence of token ids (ints), got {kind}")
+        raise TypeError(f"{name} must be a sequence of token ids (ints), got {kind}")
     if len(prompt_ids) == 0:
-        raise ValueError("prompt_ids must hold at least one token, got none")
-    _check_ids("prompt_ids", prompt_ids, config.vocab_size)
+        raise ValueError(f"{name} must hold at least one token, got none")
+    _check_ids(name, prompt_ids, config.vocab_size)
     if not isinstance(eos_ids, Iterable):
         kind = type(eos_ids).__name__  # type: ignore[unreachable]
         raise TypeError(f"eos_ids must be a collection of token ids (ints), got {kind}")
     _check_ids("eos_ids", tuple(eos_ids), config.vocab_size)
     if len(prompt_ids) > config.max_context:
         raise ValueError(
-            f"prompt_ids must fit the context of {config.max_context} tokens, got {len(prompt_ids)}"
+            f"{name} must fit the context of {config.max_context} tokens, got {len(prompt_ids)}"
         )
     require_int("max_new_tokens", max_new_tokens)
     require_range("max_new_tokens", max_new_tokens, low=0)

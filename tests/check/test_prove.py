@@ -179,7 +179,7 @@ def test_every_wrong_folder_belongs_to_a_published_stage() -> None:
     assert {p.name for p in folder.iterdir() if p.is_dir() and p.name != "__pycache__"} == {
         stage.folder for stage in STAGES
     }
-    for path in folder.rglob("*.py"):
+    for path in (*folder.rglob("*.py"), *folder.rglob("*.diff")):
         with path.open(encoding="utf-8") as file:
             assert FIRST_LINE.fullmatch(file.readline().strip()), path
 

@@ -1,6 +1,11 @@
 """A from-scratch decoder, its weights and its tokenizer: what every stage runs on."""
 
-from course.model.attention import Attend, FullAttention, causal_attention
+from course.model.attention import (
+    Attend,
+    FullAttention,
+    causal_attention,
+    masked_attention,
+)
 from course.model.catalogue import CatalogueEntry, LoadedModel, catalogue, load
 from course.model.config import ModelConfig, RopeScaling, UnsupportedModel
 from course.model.decoder import Decoder
@@ -23,4 +28,5 @@ __all__ = [
     "causal_attention",
     "fetch",
     "load",
+    "masked_attention",
 ]

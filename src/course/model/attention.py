@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Attend", "FullAttention", "causal_attention"]
+__all__ = ["Attend", "FullAttention", "causal_attention", "masked_attention"]
 
 
 class Attend(Protocol):
@@ -38,25 +38,58 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Raises:
         ValueError: fewer keys than queries, or shapes that do not fit together.
     """
-    batch, queries, heads, dim = q.shape
+    _check_shapes(q, k, v)
+    queries, keys = q.shape[1], k.shape[1]
+    if keys < queries:
+        raise ValueError(f"k holds {keys} positions, fewer than the {queries} of q")
+    if queries == keys > 1:
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+            is_causal=True, enable_gqa=q.shape[2] != k.shape[2],
+        )  # fmt: skip
+        return out.transpose(1, 2)
+    visible = None  # one query sees everything
+    if queries > 1:
+        visible = torch.ones(1, queries, keys, dtype=torch.bool, device=q.device)
+        visible = visible.tril(keys - queries)
+    return _grouped_attention(q, k, v, visible)
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Dense attention in which each query sees the keys that a mask allows.
+
+    q: [B, T, Hq, D]; k, v: [B, S, Hkv, D]; Hq a multiple of Hkv. Returns [B, T, Hq, D].
+    visible: bool [B, T, S], or [1, T, S] for the same in every row; True where query t sees key s.
+    A query that sees nothing has no defined result: softmax over nothing is 0 / 0.
+
+    Raises:
+        TypeError: `visible` is not bool. ValueError: shapes do not fit together.
+    """
+    _check_shapes(q, k, v)
+    if visible.dtype != torch.bool:
+        raise TypeError(f"visible must be bool, got {visible.dtype}")
+    batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+    if visible.shape not in ((batch, queries, keys), (1, queries, keys)):
+        raise ValueError(
+            f"visible must be [B, T, S] = {(batch, queries, keys)}, got {tuple(visible.shape)}"
+        )
+    return _grouped_attention(q, k, v, visible)
+
+
+def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """The G query heads that share a KV head become G * T rows against it: nothing is repeated."""
+    queries, kv_heads = q.shape[1], k.shape[2]
+    groups = q.shape[2] // kv_heads
+    rows = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    mask = None if visible is None else visible.repeat(1, groups, 1)[:, None]  # [B, 1, G * T, S]
+    out = F.scaled_dot_product_attention(  # [B, Hkv, G * T, D]
+        rows, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask
+    )
+    return out.unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    batch, _, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     if k.shape != v.shape or k.shape != (batch, keys, kv_heads, dim) or heads % kv_heads:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} disagree")
-    if keys < queries:
-        raise ValueError(f"k holds {keys} positions, fewer than the {queries} of q")
-    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [B, Hkv, S, D]
-    if queries == keys > 1:
-        grouped = heads != kv_heads
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, is_causal=True, enable_gqa=grouped
-        )
-        return out.transpose(1, 2)
-    # The G query heads that share a KV head become G * T rows against it: nothing is repeated.
-    groups = heads // kv_heads
-    q = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    mask = None
-    if queries > 1:
-        visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-        mask = visible.repeat(groups, 1)  # [G * T, S]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [B, Hkv, G * T, D]
-    return out.unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -1,0 +1,85 @@
+"""Stage 04, the half that runs beside the solution."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from poison import poison
+
+__all__ = ["batch", "counted_stream", "pad", "passes", "stream"]
+
+
+def batch(
+    env: Any, model: str, prompts: Any, max_new_tokens: Any, eos_ids: list[int]
+) -> Iterator[dict[str, Any]]:
+    """`generate_batch` on a counting model: first its type, then each step with the passes so far.
+
+    Ends with the counts, and the arguments as they are then.
+    """
+    counting = env.counting(model)
+    steps = env.solution.generate_batch(counting, prompts, max_new_tokens, eos_ids)
+    kind = type(steps)
+    yield {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "iterator": hasattr(steps, "__next__"),
+    }
+    try:
+        for step in steps:
+            yield {"tokens": step, "passes": counting.counts.forward_passes}
+    finally:
+        if hasattr(steps, "close"):
+            steps.close()
+    counts = counting.counts
+    return {
+        "passes": counts.forward_passes,
+        "positions": counts.positions,
+        "head_rows": counts.logit_rows,
+        "arguments": [prompts, max_new_tokens, eos_ids],
+    }
+
+
+def pad(env: Any, prompts: list[list[int]], pad_id: int) -> list[Any]:
+    """What `pad_left` returns."""
+    return list(env.solution.pad_left(prompts, pad_id, device=env.device))
+
+
+def passes(
+    env: Any, model: str, prompts: list[list[int]], more: list[list[list[int]]], pad_id: int
+) -> Iterator[torch.Tensor]:
+    """Logits [B, T, V] of the prompts, and of chunks [B, T] fed after them, through PaddedCache.
+
+    Ids and positions are the course's own, so that a fault of `pad_left` does not show here. What
+    the cache reserves is poisoned with NaN: what was never written must never be read.
+    """
+    decoder = env.model(model)
+    width = max(map(len, prompts))
+    starts = torch.tensor([width - len(prompt) for prompt in prompts], device=env.device)
+    rows = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
+    fed = 0
+    capacity = width + sum(len(chunk[0]) for chunk in more)
+    cache = env.solution.PaddedCache(
+        decoder.config, capacity, starts, dtype=decoder.dtype, device=env.device
+    )
+    poison(cache)
+    for chunk in [rows, *more]:
+        token_ids = torch.tensor(chunk, device=env.device)
+        columns = torch.arange(fed, fed + token_ids.shape[1], device=env.device)
+        positions = (columns - starts[:, None]).clamp(min=0)
+        fed += token_ids.shape[1]
+        yield decoder.forward(token_ids, positions, cache)
+
+
+def stream(
+    env: Any, model: str, prompts: list[list[int]], max_new_tokens: int
+) -> Iterator[list[int]]:
+    """The tokens of each step and nothing else: what is timed."""
+    yield from env.solution.generate_batch(env.model(model), prompts, max_new_tokens)
+
+
+def counted_stream(
+    env: Any, model: str, prompts: list[list[int]], max_new_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """As `stream`, each step with the passes made so far: nobody may run ahead of the clock."""
+    counting = env.counting(model)
+    for step in env.solution.generate_batch(counting, prompts, max_new_tokens):
+        yield {"tokens": step, "passes": counting.counts.forward_passes}

@@ -1,0 +1,426 @@
+"""Stage 04, the judge: static batching."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pairing import PairedRuns
+
+from course.check import expect
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateRun
+from course.check.oracle import nano_oracle
+from course.measure.ratio import PairedRatio
+
+STAGE = 4
+TOLERANCE = 1e-3  # float32 logits against float64 ones
+LENGTHS = (5, 1, 23, 9)  # of the prompts of a ragged batch
+
+Rows = list[list[int]]
+
+
+def ragged(gate: GateRun, news: tuple[int, ...], lengths: tuple[int, ...] = LENGTHS) -> Any:
+    """Prompts of several lengths, and how an independent model continues each."""
+    rows = [nano_oracle().prompt(gate.rng, n, new) for n, new in zip(lengths, news, strict=True)]
+    return [prompt for prompt, _ in rows], [expected for _, expected in rows]
+
+
+def run_batch(
+    gate: GateRun, prompts: Any, limits: Any, eos_ids: list[int], what: str, *, most: int = 400
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The steps of `generate_batch` on nano, each {"tokens", "passes"}, and the counts."""
+
+    def collect() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        run = gate.candidate.start(
+            "batch", model="nano", prompts=prompts, max_new_tokens=limits, eos_ids=eos_ids
+        )
+        opened = run.step().value
+        if not opened["iterator"]:
+            raise GateFailure(
+                Code.NOT_AN_ITERATOR, "generate_batch must yield one list for each pass",
+                "a generator", opened["type"].removeprefix("builtins."),
+            )  # fmt: skip
+        steps = []
+        for step in run:
+            steps.append(step.value)
+            if len(steps) > most:
+                run.stop()
+                raise GateFailure(
+                    Code.TOO_MANY_TOKENS, f"{what}: the batch does not end",
+                    f"at most {most} steps", f"{len(steps)}",
+                )  # fmt: skip
+        assert run.finished is not None
+        return steps, run.finished.value
+
+    return expect.result_of(collect, what)
+
+
+def rows_of(steps: list[dict[str, Any]], count: int, what: str) -> Rows:
+    """The tokens of each row. A row that has ended stays ended."""
+    rows: Rows = [[] for _ in range(count)]
+    ended = [False] * count
+    for index, step in enumerate(steps):
+        tokens = step["tokens"]
+        if not isinstance(tokens, (list, tuple)) or len(tokens) != count:
+            raise GateFailure(
+                Code.WRONG_TYPE, f"{what}: step {index} yields something else",
+                f"a list of {count}: a token or None for each prompt", repr(tokens),
+            )  # fmt: skip
+        for row, token in enumerate(tokens):
+            if token is None:
+                ended[row] = True
+                continue
+            expect.is_int(token, f"{what}: step {index}, row {row}")
+            if ended[row]:
+                raise GateFailure(
+                    Code.TOO_MANY_TOKENS, f"{what}: row {row} goes on after it had ended",
+                    "None", str(token), where=f"step {index}",
+                )  # fmt: skip
+            rows[row].append(token)
+    return rows
+
+
+def batch_of(
+    gate: GateRun, prompts: Rows, expected: Rows, limits: Any, eos_ids: list[int], what: str
+) -> dict[str, Any]:
+    """Check every row of a batch against its own text, and that the batch ends with the last."""
+    steps, counts = run_batch(gate, prompts, limits, eos_ids, what)
+    rows = rows_of(steps, len(prompts), what)
+    for row, (got, wanted) in enumerate(zip(rows, expected, strict=True)):
+        ended = bool(wanted) and wanted[-1] in eos_ids
+        expect.tokens(got, wanted, f"{what}: row {row}", ended_by_eos=ended)
+    longest = max(map(len, expected), default=0)
+    if len(steps) != longest:
+        raise GateFailure(
+            Code.WRONG_COUNT, f"{what}: the batch ends when its last row has ended",
+            f"{longest} steps", str(len(steps)),
+        )  # fmt: skip
+    return counts
+
+
+@pytest.mark.contract
+class TestPadding:
+    """`pad_left`."""
+
+    @pytest.mark.parametrize("lengths", [(3, 1, 5), (4,), (2, 2)], ids=["ragged", "one", "equal"])
+    def test_prompts_end_in_the_last_column(self, gate: GateRun, lengths: tuple[int, ...]) -> None:
+        """ids, positions and starts of a padded batch"""
+        prompts = [[gate.rng.randrange(1, 256) for _ in range(n)] for n in lengths]
+        width, pad_id = max(lengths), gate.rng.randrange(256, 320)
+        starts = [width - n for n in lengths]
+        wanted = {
+            "token_ids": [[pad_id] * s + p for s, p in zip(starts, prompts, strict=True)],
+            "positions": [[max(0, column - s) for column in range(width)] for s in starts],
+            "starts": starts,
+        }
+        what = f"pad_left of prompts of {', '.join(map(str, lengths))} tokens"
+        found = expect.result_of(
+            lambda: gate.candidate.call("pad", prompts=prompts, pad_id=pad_id), what
+        )
+        if len(found) != len(wanted):
+            raise GateFailure(
+                Code.WRONG_TYPE, f"{what}: what it returns", "(token_ids, positions, starts)",
+                f"{len(found)} things",
+            )  # fmt: skip
+        for got, (name, values) in zip(found, wanted.items(), strict=True):
+            expected = torch.tensor(values)
+            tensor = expect.is_tensor(got, f"{what}: {name}", expected.shape)
+            if tensor.dtype != torch.int64:
+                raise GateFailure(
+                    Code.WRONG_TYPE, f"{what}: {name} has the wrong dtype", "int64",
+                    str(tensor.dtype).removeprefix("torch."),
+                )  # fmt: skip
+            if not torch.equal(tensor.cpu(), expected):
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{what}: {name}", str(values), str(tensor.tolist())
+                )
+
+
+@pytest.mark.contract
+class TestCache:
+    """`PaddedCache`, as the attention of nano."""
+
+    @pytest.mark.parametrize("chunk", [1, 3], ids=["decode", "chunks"])
+    def test_logits_are_those_of_each_row_alone(self, gate: GateRun, chunk: int) -> None:
+        """no row sees its padding, its neighbours or its future"""
+        prompts, _ = ragged(gate, (1,) * len(LENGTHS))
+        more = [
+            [[gate.rng.randrange(256) for _ in range(chunk)] for _ in prompts] for _ in range(2)
+        ]
+        fed = self.feed(gate, prompts, more, pad_id=0)
+        texts = [list(prompt) for prompt in prompts]
+        for index, logits in enumerate(fed):
+            if index:
+                texts = [t + c for t, c in zip(texts, more[index - 1], strict=True)]
+            for row, text in enumerate(texts):
+                new = len(text) if index == 0 else chunk
+                got, wanted = logits[row, -new:], nano_oracle().logits(text)[-new:]
+                what = f"pass {index}, row {row} ({len(prompts[row])} tokens of {max(LENGTHS)})"
+                if got.isnan().any():
+                    raise GateFailure(
+                        Code.WRONG_VALUE, f"{what}: logits are NaN", "finite values",
+                        "NaN: from a query that sees nothing, or from memory never written",
+                    )  # fmt: skip
+                expect.close(got, wanted, atol=TOLERANCE, what=what, row="position")
+
+    def test_the_padding_token_does_not_matter(self, gate: GateRun) -> None:
+        """another padding token changes nothing, bit for bit"""
+        prompts, _ = ragged(gate, (1,) * len(LENGTHS))
+        more = [[[gate.rng.randrange(256)] for _ in prompts]]
+        one, other = (self.feed(gate, prompts, more, pad_id=pad_id) for pad_id in (0, 319))
+        self.same(one, other, prompts, range(len(prompts)), "another padding token")
+
+    def test_a_neighbour_does_not_matter(self, gate: GateRun) -> None:
+        """another neighbour of the same length changes nothing, bit for bit"""
+        prompts, _ = ragged(gate, (1,) * len(LENGTHS))
+        others = [prompts[0], *([[(t + 1) % 256 for t in p] for p in prompts[1:]])]
+        more = [[[7] for _ in prompts]]
+        one, other = (self.feed(gate, p, more, pad_id=0) for p in (prompts, others))
+        self.same(one, other, prompts, [0], "other neighbours")
+
+    def feed(self, gate: GateRun, prompts: Rows, more: list[Rows], *, pad_id: int) -> list[Any]:
+        """Logits of each pass."""
+
+        def run() -> list[Any]:
+            scenario = gate.candidate.start(
+                "passes", model="nano", prompts=prompts, more=more, pad_id=pad_id
+            )
+            return [step.value for step in scenario]
+
+        vocabulary = nano_oracle().config.vocab_size
+        found = expect.result_of(run, "passes through a PaddedCache")
+        chunks = [[[0] * max(map(len, prompts))], *more]
+        for logits, chunk in zip(found, chunks, strict=True):
+            assert logits.shape == (len(prompts), len(chunk[0]), vocabulary)
+        return found
+
+    def same(self, one: Any, other: Any, prompts: Rows, rows: Any, what: str) -> None:
+        """Equal logits in the columns that belong to the rows themselves."""
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            for row in rows:
+                own = len(prompts[row]) if index == 0 else a.shape[1]
+                if not torch.equal(a[row, -own:], b[row, -own:]):
+                    difference = (a[row, -own:] - b[row, -own:]).abs().max()
+                    raise GateFailure(
+                        Code.WRONG_LOGITS, f"{what}: row {row} changes", "the same bits",
+                        f"off by {float(difference):.3g}", where=f"pass {index}",
+                    )  # fmt: skip
+
+
+@pytest.mark.contract
+class TestGenerateBatch:
+    """`generate_batch`, on nano."""
+
+    def test_each_row_is_its_own_text(self, gate: GateRun) -> None:
+        """each row equals the text of its prompt alone"""
+        prompts, expected = ragged(gate, (10,) * len(LENGTHS))
+        batch_of(gate, prompts, expected, 10, [], f"prompts of {LENGTHS} tokens")
+
+    def test_each_row_has_its_own_limit(self, gate: GateRun) -> None:
+        """each row ends at its own limit"""
+        limits = (7, 12, 1, 3)
+        prompts, expected = ragged(gate, limits)
+        batch_of(gate, prompts, expected, list(limits), [], f"limits of {limits}")
+
+    def test_an_end_token_ends_its_row_alone(self, gate: GateRun) -> None:
+        """an end token ends its own row, and is its last token"""
+        for _ in range(50):
+            prompts, expected = ragged(gate, (12,) * len(LENGTHS))
+            # An end token that comes early in one row, and not at all in most of the others.
+            end = expected[1][3]
+            cut = [row[: row.index(end) + 1] if end in row else row for row in expected]
+            if len(cut[1]) > 1 and sum(len(row) == 12 for row in cut) >= 2:
+                break
+        else:
+            raise RuntimeError("nano repeats itself on every prompt")
+        batch_of(gate, prompts, cut, 12, [end], "an end token in row 1")
+
+    def test_one_pass_for_a_step(self, gate: GateRun) -> None:
+        """steps stream: a step is yielded before the next one is computed"""
+        prompts, _ = ragged(gate, (4,) * len(LENGTHS))
+        steps, _ = run_batch(gate, prompts, 4, [], "four steps")
+        passes = [step["passes"] for step in steps]
+        if len(set(passes)) != len(passes):
+            raise GateFailure(
+                Code.NOT_STREAMING, "a step must be yielded before the next one is computed",
+                "more passes at each step", "passes " + ", ".join(map(str, passes)),
+            )  # fmt: skip
+
+    def test_a_batch_of_one(self, gate: GateRun) -> None:
+        """a batch of one is the text alone"""
+        prompts, expected = ragged(gate, (6,), (8,))
+        batch_of(gate, prompts, expected, 6, [], "a batch of one")
+
+    def test_no_prompts(self, gate: GateRun) -> None:
+        """an empty batch yields and computes nothing"""
+        counts = batch_of(gate, [], [], 5, [], "no prompts")
+        expect.value(counts["passes"], 0, "forward passes for no prompts")
+
+    def test_rows_without_room(self, gate: GateRun) -> None:
+        """a row with a limit of 0 yields nothing, and costs nothing"""
+        prompts, expected = ragged(gate, (3, 1, 2, 1))
+        limits = [3, 0, 2, 0]
+        wanted = [row[:limit] for row, limit in zip(expected, limits, strict=True)]
+        counts = batch_of(gate, prompts, wanted, limits, [], f"limits of {limits}")
+        positions = 2 * (23 + 2)
+        if counts["positions"] > positions:
+            raise GateFailure(
+                Code.WRONG_COUNT, "a row with a limit of 0 needs no place in the batch",
+                f"{positions} positions", str(counts["positions"]),
+            )  # fmt: skip
+        counts = batch_of(gate, prompts, [[]] * 4, 0, [], "max_new_tokens = 0")
+        expect.value(counts["passes"], 0, "forward passes for max_new_tokens = 0")
+
+    def test_a_row_that_fills_the_context(self, gate: GateRun) -> None:
+        """a row at the end of the context ends, and the others go on"""
+        context = nano_oracle().config.max_context
+        lengths = (6, context - 2, context)
+        prompts, expected = ragged(gate, (12, 3, 1), lengths)
+        what = f"prompts of {lengths} tokens in a context of {context}"
+        batch_of(gate, prompts, expected, 12, [], what)
+
+    def test_no_pass_after_the_last_row(self, gate: GateRun) -> None:
+        """no pass is made once every row has ended"""
+        prompts, expected = ragged(gate, (5, 2, 4, 5))
+        counts = batch_of(gate, prompts, expected, [5, 2, 4, 5], [], "five steps")
+        if counts["passes"] not in (5, sum(map(len, expected))):
+            raise GateFailure(
+                Code.WRONG_COUNT, "five steps are five passes", "5", str(counts["passes"])
+            )
+
+    @pytest.mark.parametrize(
+        ("argument", "prompts", "limits", "eos_ids", "kinds", "what"),
+        [
+            ("prompts[1]", [[1], []], 4, [], ["ValueError"], "an empty prompt"),
+            ("prompts[1]", [[1], [2, 320]], 4, [], ["ValueError"], "a token past the vocabulary"),
+            ("prompts[0]", [[1] * 257, [2]], 4, [], ["ValueError"], "a prompt past the context"),
+            ("prompts[0]", [5, 6], 4, [], ["TypeError"], "one prompt that is no list"),
+            ("max_new_tokens", [[1], [2]], [4], [], ["ValueError"], "one limit for two prompts"),
+            ("max_new_tokens", [[1], [2]], [4, -1], [], ["ValueError"], "a negative limit"),
+            ("max_new_tokens", [[1]], 2.5, [], ["TypeError"], "a limit of 2.5"),
+            ("eos_ids", [[1]], 4, [999], ["ValueError"], "an end token past the vocabulary"),
+        ],
+        ids=lambda value: value if isinstance(value, str) and " " in value else "",
+    )  # fmt: skip
+    def test_bad_input_is_refused(
+        self,
+        gate: GateRun,
+        argument: str,
+        prompts: Any,
+        limits: Any,
+        eos_ids: Any,
+        kinds: Any,
+        what: str,
+    ) -> None:
+        """bad input gets an error that names the argument, or the prompt"""
+
+        def attempt() -> None:
+            run = gate.candidate.start(
+                "batch", model="nano", prompts=prompts, max_new_tokens=limits, eos_ids=eos_ids
+            )
+            run.step()
+            run.step()
+            run.stop()
+
+        expect.rejects(attempt, argument, what, kinds=kinds)
+
+    def test_arguments_are_left_alone(self, gate: GateRun) -> None:
+        """the caller's lists are not changed"""
+        prompts, expected = ragged(gate, (3, 2), (4, 7))
+        other = next(t for t in range(320) if t not in expected[0] + expected[1])
+        given = [[list(p) for p in prompts], [3, 2], [other]]
+        counts = batch_of(gate, prompts, expected, [3, 2], [other], "a second look")
+        expect.unchanged(given, counts["arguments"], "an argument")
+
+    def test_two_batches_in_turn(self, gate: GateRun) -> None:
+        """two batches in turn do not disturb each other"""
+        batches = [ragged(gate, (5, 5), lengths) for lengths in ((3, 8), (6, 2))]
+        found: list[list[dict[str, Any]]] = [[], []]
+
+        def interleave() -> None:
+            runs = [
+                gate.candidate.start(
+                    "batch", model="nano", prompts=prompts, max_new_tokens=5, eos_ids=[]
+                )
+                for prompts, _ in batches
+            ]
+            for run in runs:
+                run.step()
+            for _ in range(5):
+                for run, steps in zip(runs, found, strict=True):
+                    steps.append(run.step().value)
+            for run in runs:
+                run.stop()
+
+        expect.result_of(interleave, "two batches in turn")
+        for steps, (_, expected) in zip(found, batches, strict=True):
+            rows = rows_of(steps, 2, "two batches in turn")
+            if rows != expected:
+                raise GateFailure(
+                    Code.STALE_STATE, "two batches in turn disturb each other",
+                    str(expected), str(rows),
+                )  # fmt: skip
+
+
+@pytest.mark.number
+def test_positions(gate: GateRun) -> None:
+    """passes, positions and padding of a ragged batch, counted"""
+    lengths = tuple(gate.rng.randrange(4, 49) for _ in range(8))
+    limits = [gate.rng.randrange(4, 33) for _ in range(8)]
+    prompts, expected = ragged(gate, tuple(limits), lengths)
+    counts = batch_of(gate, prompts, expected, limits, [], "eight prompts")
+    steps, width = max(limits), max(lengths)
+    computed = 8 * (width + steps - 1)
+    useful = sum(n + new - 1 for n, new in zip(lengths, limits, strict=True))
+    gate.exact(
+        "passes", counts["passes"], equals=steps,
+        text=f"{counts['passes']} for {sum(limits)} tokens of 8 rows; one by one {sum(limits)}",
+        message="one pass serves every row",
+    )  # fmt: skip
+    gate.exact(
+        "positions", counts["positions"], equals=computed,
+        text=f"{counts['positions']:,}, of which {useful:,} are somebody's",
+        message="B rows of T columns in prefill, and B positions a step until the last row ends",
+    )  # fmt: skip
+    gate.exact(
+        "head_rows", counts["head_rows"], equals=8 * steps,
+        text=f"{counts['head_rows']:,} rows through the LM head",
+        message="one row of each sequence needs the head",
+    )  # fmt: skip
+    share = 100 * (1 - useful / counts["positions"])
+    gate.report(
+        "padded", round(share, 1), unit="%",
+        text=f"{share:.0f}% of the positions computed are padding or rows that have ended",
+    )  # fmt: skip
+
+
+@pytest.mark.number
+def test_throughput(gate: GateRun) -> None:
+    """tokens per second of a batch against the same prompts one by one"""
+    runs = PairedBatch(gate, "bench", rows=gate.bar("rows"), new=10, untimed=1)
+
+    def words(ratio: PairedRatio) -> str:
+        mine, alone = (runs.rows / s for s in (ratio.candidate_s, ratio.baseline_s))
+        return f"{ratio.median:.1f}x at batch {runs.rows} ({mine:.0f} tokens/s for {alone:.0f})"
+
+    gate.ratio("throughput", *runs.sides(), text=words, slower=lambda _: "batching does not pay")
+
+
+class PairedBatch(PairedRuns):
+    """A batch of prompts a step, against as many passes of stage 02."""
+
+    def __init__(self, gate: GateRun, model: str, *, rows: int, new: int, untimed: int) -> None:
+        super().__init__(gate, model, new=new, untimed=untimed)
+        self.rows = rows
+
+    def draw(self, index: int) -> Rows:
+        """Prompts of 16 to 64 random tokens: the text does not matter to a model without a mind."""
+        rng = self.gate.rng
+        return [[rng.randrange(256) for _ in range(rng.randrange(16, 65))] for _ in range(self.rows)]
+
+    def arguments(self, prompts: Rows) -> dict[str, Any]:
+        """As `generate_batch` is called."""
+        return {"prompts": prompts}
