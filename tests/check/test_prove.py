@@ -35,8 +35,8 @@ def try_all(toy: ToyCourse, folder: Path) -> dict[str, Proof]:
     return {f"{p.claim.kind}:{p.claim.path.stem}": p for p in proofs}
 
 
-def wrong(toy: ToyCourse, name: str, text: str) -> Path:
-    path = toy.home / "gates" / "wrong" / "stage_01_toy" / f"{name}.py"
+def wrong(toy: ToyCourse, name: str, text: str, suffix: str = ".py") -> Path:
+    path = toy.home / "gates" / "wrong" / "stage_01_toy" / f"{name}{suffix}"
     path.write_text(text)
     return path
 
@@ -55,6 +55,20 @@ def test_a_proof_that_holds(toy: ToyCourse, tmp_path: Path) -> None:
     assert not proofs["wrong:triples"].result.numbers
     assert proofs["control:too_much"].result.numbers
     assert len({proof.result.seed for proof in proofs.values()}) == len(proofs)
+
+
+HALVES = "# WRONG_VALUE: half of it\n@@\n-    return 2 * number\n+    return number // 2\n"
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_edit_of_the_reference_is_proved(toy: ToyCourse, tmp_path: Path) -> None:
+    diff = wrong(toy, "halves", HALVES, ".diff")
+    for name in ("leaves", "slow", "triples"):
+        diff.with_name(f"{name}.py").unlink()
+    proof = try_all(toy, tmp_path)["wrong:halves"]
+    assert proof.holds, proof.problem
+    assert proof.claim.path == diff
+    assert "return number // 2" in (tmp_path / "halves.py").read_text()
 
 
 BROKEN: dict[str, tuple[str, str]] = {
@@ -140,6 +154,12 @@ FIRST = {
 def test_a_wrong_solution_must_say_how_it_fails(toy: ToyCourse, text: str) -> None:
     wrong(toy, "unclear", text)
     with pytest.raises(BadWrongSolution, match=r"unclear\.py"):
+        claims(toy_stage())
+
+
+def test_an_edit_must_fit_the_reference(toy: ToyCourse) -> None:
+    wrong(toy, "lost", HALVES.replace("2 * number", "5 * number"), ".diff")
+    with pytest.raises(BadWrongSolution, match=r"lost\.diff: hunk 1 "):
         claims(toy_stage())
 
 
