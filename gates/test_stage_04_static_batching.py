@@ -417,9 +417,11 @@ class PairedBatch(PairedRuns):
         self.rows = rows
 
     def draw(self, index: int) -> Rows:
-        """Prompts of 16 to 64 random tokens: the text does not matter to a model without a mind."""
+        """Prompts of 16 to 64 random tokens: random weights do not mind."""
         rng = self.gate.rng
-        return [[rng.randrange(256) for _ in range(rng.randrange(16, 65))] for _ in range(self.rows)]
+        return [
+            [rng.randrange(256) for _ in range(rng.randrange(16, 65))] for _ in range(self.rows)
+        ]
 
     def arguments(self, prompts: Rows) -> dict[str, Any]:
         """As `generate_batch` is called."""

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from course.measure.counters import tensors_in
 
 

@@ -40,6 +40,22 @@ class Oracle:
             tokens.append(int(top.indices[0]))
         return tokens[len(prompt) :], gap
 
+    def first_wrong(self, prompt: list[int], tokens: list[int]) -> tuple[int, int] | None:
+        """Where a greedy text goes wrong: (index, what should stand there); None if nowhere.
+
+        One pass over the whole text, each token judged by what stands before it. A near-tie is not
+        wrong.
+        """
+        if not tokens:
+            return None
+        logits = self.logits(prompt + tokens[:-1])[len(prompt) - 1 :]  # [N, V]
+        gaps = logits.amax(dim=-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        wrong = (gaps > NEAR_TIE).nonzero().flatten()
+        if len(wrong) == 0:
+            return None
+        first = int(wrong[0])
+        return first, int(logits[first].argmax())
+
     def prompt(self, rng: random.Random, length: int, new: int) -> tuple[list[int], list[int]]:
         """A random prompt whose greedy continuation is clear of near-ties, and the continuation."""
         for _ in range(100):
