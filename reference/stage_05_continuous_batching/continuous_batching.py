@@ -195,9 +195,7 @@ class ContinuousBatcher:
         last = torch.arange(1, len(slots) + 1, device=self.model.device) * queries - 1
         logits = self.model.forward(token_ids, positions, self.cache, last)  # [B, V]
         outputs = []
-        for slot, sequence, token in zip(
-            slots, sequences, logits.argmax(-1).tolist(), strict=True
-        ):
+        for slot, sequence, token in zip(slots, sequences, logits.argmax(-1).tolist(), strict=True):
             sequence.num_computed = len(sequence.tokens)
             sequence.tokens.append(token)
             sequence.finish_reason = self._finished(sequence)

@@ -80,6 +80,14 @@ def test_what_follows_the_last_line_can_be_added() -> None:
     assert apply_edits(SOURCE, diff) == SOURCE + "\n\nring = area\n"
 
 
+def test_hunks_are_found_in_the_reference_not_in_each_other() -> None:
+    diff = "@@\n def area(r):\n+    return area(r) - area(s)\n\n"
+    diff += "@@\n-    return area(r) - area(s)\n+    return 0\n"
+    wanted = SOURCE.replace("    return area(r) - area(s)\n", "    return 0\n")
+    wanted = wanted.replace("def area(r):\n", "def area(r):\n    return area(r) - area(s)\n")
+    assert apply_edits(SOURCE, diff) == wanted
+
+
 BAD = {
     "a line that is not there": ("@@\n-    return 4 * square\n+    return 5\n",
                                  "hunk 1 must stand .* exactly once, and is 0 times"),
@@ -89,8 +97,10 @@ BAD = {
                                   "hunk 1 .* 0 times"),
     "two places": ("@@\n-    square = r * r\n+    square = 2 * r\n", "hunk 1 .* is 2 times"),
     "the second": ("@@\n-import math\n@@\n-import cmath\n", "hunk 2 .* 0 times"),
-    "only what is added": ("@@\n+x = 1\n", "hunk 1 .* nowhere in particular"),
-    "an empty hunk": ("@@\n@@\n-import math\n", "hunk 1 .* nowhere in particular"),
+    "only what is added": ("@@\n+x = 1\n", "hunk 1 says nowhere where it belongs"),
+    "an empty hunk": ("@@\n@@\n-import math\n", "hunk 1 says nowhere where it belongs"),
+    "two in one place": ("@@\n-import math\n+import cmath\n@@\n import math\n+\n+x = 1\n",
+                         "two hunks overlap at 'import math'"),
     "only context": ("@@\n import math\n", "hunk 1 changes nothing"),
     "the same again": ("@@\n-import math\n+import math\n", "hunk 1 changes nothing"),
     "a whole solution": ("# WRONG_VALUE: no circle\ndef area(r):\n    return 3\n",

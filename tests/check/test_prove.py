@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from course.check.codes import Code, Kind
+from course.check.edits import edited
 from course.check.gate import GateOptions
 from course.check.prove import FIRST_LINE, MORE_RUNS, BadWrongSolution, Proof, claims, prove
 from course.check.result import Exit
@@ -183,8 +184,13 @@ def test_every_wrong_solution_is_a_claim_of_its_own(stage: Stage) -> None:
     wrongs = [claim for claim in found if claim.kind in ("wrong", "control")]
     reasons = Counter(claim.why for claim in wrongs)
     assert reasons.most_common(1)[0][1] == 1, "two wrong solutions have the same reason"
-    sources = Counter(path.read_bytes() for path in stage.wrong)
-    assert sources.most_common(1)[0][1] == 1
+    sources = Counter(
+        edited(stage.reference, path)
+        if path.suffix == ".diff"
+        else path.read_text(encoding="utf-8").partition("\n")[2]
+        for path in stage.wrong
+    )
+    assert sources.most_common(1)[0][1] == 1, "two wrong solutions are the same"
     for claim in wrongs:
         assert claim.code is not None
         assert claim.code.page.kind is not Kind.COURSE, claim.path

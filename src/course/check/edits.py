@@ -15,6 +15,7 @@ which one has lost its place.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from course.check.stubs import without_markers
@@ -55,16 +56,27 @@ def apply_edits(source: str, diff: str) -> str:
         BadEdit: naming the hunk.
     """
     lines = source.splitlines()
+    edits: list[tuple[int, int, list[str]]] = []  # first line, line after the last, what replaces
     for number, hunk in enumerate(_hunks(diff), start=1):
         old = [line[1:] for line in hunk if line[0] != "+"]
         new = [line[1:] for line in hunk if line[0] != "-"]
         places = [i for i in range(len(lines)) if lines[i : i + len(old)] == old]
-        if len(places) != 1 or not old:
-            found = f"{len(places)} times" if old else "nowhere in particular"
-            raise BadEdit(f"hunk {number} must stand in the reference exactly once, and is {found}")
+        if not old:
+            raise BadEdit(f"hunk {number} says nowhere where it belongs: it has only added lines")
+        if len(places) != 1:
+            raise BadEdit(
+                f"hunk {number} must stand in the reference exactly once, and is {len(places)} "
+                "times"
+            )
         if old == new:
             raise BadEdit(f"hunk {number} changes nothing")
-        lines[places[0] : places[0] + len(old)] = new
+        edits.append((places[0], places[0] + len(old), new))
+    edits.sort(key=lambda edit: edit[0], reverse=True)
+    for (start, _, _), (_, end, _) in pairwise(edits):
+        if end > start:
+            raise BadEdit(f"two hunks overlap at {lines[start].strip()!r}")
+    for start, end, new in edits:  # from the end, so that the places before it stay where they are
+        lines[start:end] = new
     return "\n".join(lines) + "\n"
 
 
@@ -81,4 +93,7 @@ def _hunks(diff: str) -> list[list[str]]:
             raise BadEdit(f"line {number} stands before the first @@ and is no comment")
     if not hunks:
         raise BadEdit("there is no hunk: a line of @@, and then lines of -, + and context")
+    for hunk in hunks:
+        while hunk and not hunk[-1].strip():
+            hunk.pop()  # an empty line between two hunks is there for the reader
     return hunks
