@@ -60,7 +60,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor
 
     q: [B, T, Hq, D]; k, v: [B, S, Hkv, D]; Hq a multiple of Hkv. Returns [B, T, Hq, D].
     visible: bool [B, T, S], or [1, T, S] for the same in every row; True where query t sees key s.
-    A query that sees nothing has no defined result: softmax over nothing is 0 / 0.
+    A query that sees nothing has no defined result: some kernels give zeros, others NaN.
 
     Raises:
         TypeError: `visible` is not bool. ValueError: shapes do not fit together.
