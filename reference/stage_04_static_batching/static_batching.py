@@ -70,8 +70,8 @@ class PaddedCache(KVCache):
         # solution: begin
         columns = torch.arange(self.length + queries, device=self.starts.device)
         own = columns[self.length :, None]  # [T, 1]: the column of each query
-        # Softmax over nothing is 0 / 0. Where a kernel gives NaN for it, the next layer keeps that as
-        # a key and a value, and even masked a NaN poisons the sum. So padding sees itself.
+        # Softmax over nothing is 0 / 0. Where a kernel makes NaN of it, the next layer keeps NaN as
+        # a key and a value, and even masked it poisons the sum. So padding sees itself.
         first = torch.minimum(self.starts[:, None, None], own)  # [B, T, 1]
         return (columns >= first) & (columns <= own)
         # solution: end
