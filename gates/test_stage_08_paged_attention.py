@@ -1,0 +1,670 @@
+"""Stage 08, the judge: paged attention in PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from course.check import expect
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateRun
+from course.check.host import Run
+from course.check.oracle import nano_oracle
+from course.measure.ratio import PairedRatio
+from course.model.describe import load_config
+
+STAGE = 8
+TOLERANCE = 1e-5  # float32 attention against float64
+LOGITS = 1e-3  # float32 logits against float64 ones
+NEAR_TIE = 1e-3  # of the spread of the logits; on a GPU, in bfloat16, a tenth
+
+Table = list[int]
+
+
+class Pages:
+    """Sequences in a pool: their tables, with ids in random order, and what was stored for each."""
+
+    def __init__(
+        self, gate: GateRun, heads: tuple[int, int, int], block_size: int, sizes: list[int],
+        *, spare: int = 3,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            heads: query heads, KV heads, width.
+            sizes: positions that each sequence's table has room for, at least.
+            spare: blocks of the pool that belong to nobody.
+        """
+        self.heads, self.block_size = heads, block_size
+        needed = [-(-size // block_size) for size in sizes]
+        self.num_blocks = sum(needed) + spare
+        ids = list(range(self.num_blocks))
+        gate.rng.shuffle(ids)
+        self.tables: list[Table] = [[ids.pop() for _ in range(count)] for count in needed]
+        self.free = ids
+        self.lengths = [0] * len(sizes)
+        self.seed = gate.rng.randrange(1 << 30)
+        # [layer][sequence]: keys and values so far, float32 [n, Hkv, D]
+        self.past: list[list[list[torch.Tensor]]] = [
+            [[torch.empty(0, *heads[1:]) for _ in range(2)] for _ in sizes] for _ in range(2)
+        ]
+
+    def step(self, counts: dict[int, int], *, padded: int = 0) -> tuple[list[Any], list[Any]]:
+        """A step that feeds counts[s] new positions to each sequence s, in that order.
+
+        padded: rows at the end that stand for nobody, and write to slot -1.
+
+        Returns what the scenario takes, and the outputs [T, Hq, D] of each layer in float64.
+        """
+        rows = sum(counts.values())
+        slots, positions = [], []
+        for index, count in counts.items():
+            for position in range(self.lengths[index], self.lengths[index] + count):
+                block = self.tables[index][position // self.block_size]
+                slots.append(block * self.block_size + position % self.block_size)
+                positions.append(position)
+            self.lengths[index] += count
+        members = [self.tables[index] for index in counts]
+        width = max(map(len, members))
+        starts = list(itertools.accumulate(counts.values(), initial=0))
+        batch = {
+            "token_ids": [7] * (rows + padded),
+            "positions": positions + [0] * padded,
+            "query_start_loc": starts + [rows + i + 1 for i in range(padded)],
+            "context_lens": [self.lengths[index] for index in counts] + [1] * padded,
+            "block_tables": [t + [-1] * (width - len(t)) for t in members]
+            + [[members[0][0]] + [-1] * (width - 1)] * padded,
+            "slot_mapping": slots + [-1] * padded,
+            "logit_rows": [start - 1 for start in starts[1:]],
+        }
+        layers, outputs = [], []
+        query_heads, kv_heads, width = self.heads
+        for layer in range(2):
+            self.seed += 1
+            generator = torch.Generator().manual_seed(self.seed)
+            q, k, v = (
+                torch.randn(rows + padded, n, width, generator=generator)
+                for n in (query_heads, kv_heads, kv_heads)
+            )
+            layers.append([q, k, v])
+            outputs.append(self._outputs(layer, counts, q, k, v))
+        return ["step", batch, layers], outputs
+
+    def _outputs(
+        self, layer: int, counts: dict[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Dense attention of each sequence to its own past and present, in float64."""
+        found, start = [], 0
+        for index, count in counts.items():
+            rows = slice(start, start + count)
+            start += count
+            stored = self.past[layer][index]
+            for side, new in enumerate((k, v)):
+                stored[side] = torch.cat([stored[side], new[rows]])
+            found.append(dense(q[rows].double(), stored[0].double(), stored[1].double()))
+        return torch.cat(found)
+
+    def fork(self, index: int, shared: int) -> int:
+        """A new sequence that shares the first `shared` blocks of another; its number."""
+        table = self.tables[index]
+        own = [self.free.pop() for _ in table[shared:]]
+        self.tables.append(table[:shared] + own)
+        self.lengths.append(self.lengths[index])
+        for layer in self.past:
+            layer.append([tensor.clone() for tensor in layer[index]])
+        return len(self.tables) - 1
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention by the formula: q [n, Hq, D], the last n of the positions of k, v [m, ...].
+
+    Returns [n, Hq, D].
+    """
+    count, length = len(q), len(k)
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))  # [m, Hq, D]
+    scores = torch.einsum("nhd,mhd->hnm", q, keys) / q.shape[-1] ** 0.5
+    own = torch.arange(length - count, length)[:, None]
+    scores = scores.masked_fill(torch.arange(length) > own, float("-inf"))
+    return torch.einsum("hnm,mhd->nhd", scores.softmax(dim=-1), values)
+
+
+def attend(gate: GateRun, pages: Pages, todo: list[Any], outputs: list[Any], what: str) -> float:
+    """Run steps through the solution's attention, and compare; returns the largest error."""
+
+    def run() -> list[Any]:
+        scenario = gate.candidate.start(
+            "attention", model="nano", heads=list(pages.heads), num_blocks=pages.num_blocks,
+            block_size=pages.block_size, todo=todo,
+        )  # fmt: skip
+        return [step.value for step in scenario]
+
+    found = expect.result_of(run, what)
+    worst = 0.0
+    for index, (layers, expected) in enumerate(zip(found, outputs, strict=True)):
+        for layer, (got, wanted) in enumerate(zip(layers, expected, strict=True)):
+            where = f"{what}: step {index}, layer {layer}"
+            rows = len(wanted)
+            if not isinstance(got, torch.Tensor) or got.shape[1:] != wanted.shape[1:]:
+                expect.is_tensor(got, where, wanted.shape)
+            if got[:rows].isnan().any():
+                bad = got[:rows].isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{where}: a slot was read that nobody has written",
+                    "finite values", "NaN, which the judge puts into a new pool",
+                    where=f"first in row {bad[0]}",
+                )  # fmt: skip
+            worst = max(
+                worst,
+                expect.close(
+                    got[:rows].flatten(1), wanted.flatten(1), atol=TOLERANCE, what=where,
+                    code=Code.WRONG_VALUE,
+                ),
+            )  # fmt: skip
+    return worst
+
+
+@pytest.mark.contract
+class TestSlots:
+    """`slot_mapping`."""
+
+    def test_slots_follow_the_table(self, gate: GateRun) -> None:
+        """slot = table[p // size] * size + p % size"""
+        for block_size in (1, 4, 16):
+            table = [gate.rng.randrange(1000) for _ in range(6)]
+            for start, count in ((0, 6 * block_size), (block_size - 1, 2), (block_size, 1), (3, 0)):
+                wanted = [
+                    table[p // block_size] * block_size + p % block_size
+                    for p in range(start, start + count)
+                ]
+                what = f"slot_mapping({start}, {count}) in blocks of {block_size}"
+                got = expect.result_of(
+                    lambda t=table, s=start, c=count, b=block_size: gate.candidate.call(
+                        "mapping", table=t, start=s, count=c, block_size=b
+                    ),
+                    what,
+                )
+                got = got.tolist() if isinstance(got, torch.Tensor) else list(got)
+                if got != wanted:
+                    first = next(
+                        (i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b),
+                        min(len(got), len(wanted)),
+                    )
+                    raise GateFailure(
+                        Code.WRONG_VALUE, what, str(wanted[first : first + 4]),
+                        str(got[first : first + 4]), where=f"from position {start + first} on",
+                    )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("argument", "start", "count", "what"),
+        [
+            ("block_table", 6, 3, "a position past the table"),
+            ("start", -1, 2, "a negative start"),
+            ("count", 0, -1, "a negative count"),
+        ],
+    )
+    def test_bad_input_is_refused(
+        self, gate: GateRun, argument: str, start: int, count: int, what: str
+    ) -> None:
+        """positions that the table does not hold are refused"""
+
+        def attempt() -> None:
+            gate.candidate.call("mapping", table=[5, 2], start=start, count=count, block_size=4)
+
+        expect.rejects(attempt, argument, what)
+
+
+@pytest.mark.contract
+class TestBatch:
+    """`step_batch`."""
+
+    def test_sequences_lie_end_to_end(self, gate: GateRun) -> None:
+        """a ragged step of prefill, decode, a chunk and a draft"""
+        block_size = 4
+        shapes = [(9, 0, 9), (6, 5, 1), (14, 3, 7), (1, 0, 1), (8, 4, 4), (13, 0, 6)]
+        ids = list(range(40))
+        gate.rng.shuffle(ids)
+        sequences, counts = [], []
+        for length, computed, count in shapes:
+            table = [ids.pop() for _ in range(-(-length // block_size) + gate.rng.randrange(2))]
+            tokens = [gate.rng.randrange(256) for _ in range(length)]
+            sequences.append([tokens, computed, table])
+            counts.append(count)
+        found = expect.result_of(
+            lambda: gate.candidate.call(
+                "batch", sequences=sequences, counts=counts, block_size=block_size
+            ),
+            "step_batch of six sequences",
+        )
+        for name, (values, dtype) in expected_batch(sequences, counts, block_size).items():
+            wanted = torch.tensor(values)
+            got = expect.is_tensor(found[name], f"step_batch: {name}", wanted.shape)
+            if got.dtype != dtype:
+                raise GateFailure(
+                    Code.WRONG_TYPE, f"step_batch: {name} has the wrong dtype",
+                    str(dtype), str(got.dtype),
+                )  # fmt: skip
+            if not torch.equal(got.long(), wanted):
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"step_batch: {name}", str(values)[:200],
+                    str(got.tolist())[:200],
+                )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("argument", "lengths", "counts", "what"),
+        [
+            ("counts", [], [], "no sequences"),
+            ("counts", [3, 3], [1], "one count for two sequences"),
+            ("counts", [3], [0], "a count of 0"),
+            ("counts", [3], [4], "more tokens than there are"),
+        ],
+    )
+    def test_bad_input_is_refused(
+        self, gate: GateRun, argument: str, lengths: list[int], counts: list[int], what: str
+    ) -> None:
+        """counts that make no step are refused"""
+        sequences = [[[7] * length, 0, [0, 1]] for length in lengths]
+
+        def attempt() -> None:
+            gate.candidate.call("batch", sequences=sequences, counts=counts, block_size=4)
+
+        expect.rejects(attempt, argument, what)
+
+
+def expected_batch(
+    sequences: list[Any], counts: list[int], block_size: int
+) -> dict[str, tuple[list[Any], torch.dtype]]:
+    """The fields of a StepBatch, by their definitions in course.types."""
+    width = max(len(table) for _, _, table in sequences)
+    fed = [
+        (tokens[p], p, table[p // block_size] * block_size + p % block_size)
+        for (tokens, computed, table), count in zip(sequences, counts, strict=True)
+        for p in range(computed, computed + count)
+    ]
+    starts = list(itertools.accumulate(counts, initial=0))
+    return {
+        "token_ids": ([token for token, _, _ in fed], torch.int64),
+        "positions": ([position for _, position, _ in fed], torch.int64),
+        "slot_mapping": ([slot for _, _, slot in fed], torch.int64),
+        "query_start_loc": (starts, torch.int32),
+        "context_lens": (
+            [c + n for (_, c, _), n in zip(sequences, counts, strict=True)], torch.int32
+        ),
+        "block_tables": ([t + [-1] * (width - len(t)) for _, _, t in sequences], torch.int32),
+        "logit_rows": ([start - 1 for start in starts[1:]], torch.int64),
+    }  # fmt: skip
+
+
+HEADS = [(4, 4, 16), (6, 2, 16), (3, 1, 32), (8, 2, 64)]
+
+
+@pytest.mark.contract
+class TestAttention:
+    """`PagedAttention` alone, against dense attention in float64."""
+
+    @pytest.mark.parametrize("heads", HEADS, ids=lambda h: f"{h[0]}x{h[1]}x{h[2]}")
+    @pytest.mark.parametrize("block_size", [1, 4, 16])
+    def test_decode(self, gate: GateRun, heads: tuple[int, int, int], block_size: int) -> None:
+        """one query a sequence, at lengths around the block size"""
+        lengths = [1, block_size, block_size + 1, 3 * block_size, 2 * block_size + 3]
+        if block_size > 1:
+            lengths.append(block_size - 1)
+        pages = Pages(gate, heads, block_size, [n + 3 for n in lengths])
+        steps = [pages.step(dict(enumerate(lengths)))]
+        steps += [pages.step(dict.fromkeys(range(len(lengths)), 1)) for _ in range(3)]
+        todo, outputs = map(list, zip(*steps, strict=True))
+        attend(gate, pages, todo, outputs, f"blocks of {block_size}")
+
+    def test_several_queries(self, gate: GateRun) -> None:
+        """chunks of several queries are aligned bottom-right"""
+        pages = Pages(gate, (6, 2, 16), 4, [40, 40, 40])
+        counts = [{0: 5, 1: 5, 2: 9}, {0: 3, 1: 3, 2: 3}, {0: 1, 1: 6, 2: 2}, {2: 4, 0: 4}]
+        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
+        attend(gate, pages, todo, outputs, "chunks")
+
+    def test_a_mixed_step(self, gate: GateRun) -> None:
+        """prefill, decode and chunks in one step, in any order"""
+        pages = Pages(gate, (4, 2, 16), 4, [30] * 5)
+        counts = [{0: 7, 1: 2}, {1: 1, 2: 11, 0: 1}, {3: 3, 0: 1, 2: 5, 1: 1, 4: 1}]
+        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
+        attend(gate, pages, todo, outputs, "a mixed step")
+
+    def test_a_table_longer_than_the_context(self, gate: GateRun) -> None:
+        """blocks that are reserved and not written yet are not read"""
+        pages = Pages(gate, (4, 2, 16), 4, [64, 20, 9])
+        counts = [{0: 3, 1: 6, 2: 8}, {0: 1, 1: 1, 2: 1}]
+        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
+        attend(gate, pages, todo, outputs, "tables with room to spare")
+
+    def test_a_neighbour_does_not_matter(self, gate: GateRun) -> None:
+        """another neighbour of the same length changes nothing, bit for bit"""
+        pages = Pages(gate, (4, 2, 16), 4, [20, 20])
+        steps = [pages.step({0: 6, 1: 9})[0], pages.step({0: 1, 1: 1})[0]]
+        others = [
+            [kind, batch, [[t.clone() for t in layer] for layer in layers]]
+            for kind, batch, layers in steps
+        ]
+        for (_, _, layers), start in zip(others, (6, 1), strict=True):
+            for layer in layers:
+                for tensor in layer:
+                    tensor[start:] += 1.0
+        found = []
+        for todo in (steps, others):
+            run = gate.candidate.start(
+                "attention", model="nano", heads=[4, 2, 16], num_blocks=pages.num_blocks,
+                block_size=4, todo=todo,
+            )  # fmt: skip
+            found.append(expect.result_of(lambda r=run: [s.value for s in r], "two sequences"))
+        for layer, (one, other) in enumerate(zip(found[0][1], found[1][1], strict=True)):
+            if not torch.equal(one[0], other[0]):
+                raise GateFailure(
+                    Code.WRONG_VALUE, "another neighbour changes a sequence", "the same bits",
+                    f"off by {float((one[0] - other[0]).abs().max()):.3g}", where=f"layer {layer}",
+                )  # fmt: skip
+
+    def test_rows_that_write_nowhere(self, gate: GateRun) -> None:
+        """slot -1 writes into no block of the pool"""
+        pages = Pages(gate, (4, 2, 16), 4, [12, 12])
+        first, wanted = pages.step({0: 5, 1: 3})
+        before = len(self.pool(gate, pages, [first]))
+        second, more = pages.step({0: 1, 1: 1}, padded=2)
+        attend(gate, pages, [first, second], [wanted, more], "a step with rows for nobody")
+        pools = self.pool(gate, pages, [first, second])
+        assert before == len(pools)
+        for name, pool, side in zip(("keys", "values"), pools, (0, 1), strict=True):
+            for layer in range(2):
+                written = (~pool[layer].isnan().flatten(2).any(-1)).flatten()  # [slots]
+                mine = {
+                    self.slot(pages, index, position)
+                    for index, length in enumerate(pages.lengths)
+                    for position in range(length)
+                }
+                extra = sorted(set(written.nonzero().flatten().tolist()) - mine)
+                if extra:
+                    raise GateFailure(
+                        Code.WRONG_VALUE, f"{name} were written where no sequence has a position",
+                        "slot -1 writes nowhere", f"slot {extra[0]} of layer {layer}",
+                    )  # fmt: skip
+                for index, length in enumerate(pages.lengths):
+                    flat = pool[layer].flatten(0, 1)
+                    got = flat[[self.slot(pages, index, p) for p in range(length)]]
+                    if not torch.equal(got, pages.past[layer][index][side]):
+                        raise GateFailure(
+                            Code.WRONG_VALUE, f"{name} of sequence {index} lie elsewhere",
+                            "slot = table[p // size] * size + p % size", "other values there",
+                            where=f"layer {layer}",
+                        )  # fmt: skip
+
+    def test_blocks_are_copied(self, gate: GateRun) -> None:
+        """copy_blocks copies from source to destination, in every layer"""
+        pages = Pages(gate, (4, 2, 16), 4, [12, 12], spare=6)
+        first, wanted = pages.step({0: 7, 1: 6})
+        twins = [pages.fork(0, 1), pages.fork(1, 1)]
+        pairs = [
+            [old, new]
+            for index, twin in zip((0, 1), twins, strict=True)
+            for old, new in zip(pages.tables[index][1:], pages.tables[twin][1:], strict=True)
+        ]
+        second, more = pages.step({0: 1, twins[0]: 1, twins[1]: 2, 1: 1})
+        third, last = pages.step({twins[1]: 1, 0: 1, twins[0]: 3})
+        todo = [first, ["copy", pairs], second, ["copy", []], third]
+        attend(gate, pages, todo, [wanted, more, last], "two forks")
+
+    def pool(self, gate: GateRun, pages: Pages, todo: list[Any]) -> list[torch.Tensor]:
+        """Keys and values [L, N, block_size, Hkv, D] after some steps."""
+
+        def run() -> Any:
+            scenario = gate.candidate.start(
+                "attention", model="nano", heads=list(pages.heads), num_blocks=pages.num_blocks,
+                block_size=pages.block_size, todo=[*todo, ["pool"]],
+            )  # fmt: skip
+            return [step.value for step in scenario][-1]
+
+        shape = (2, pages.num_blocks, pages.block_size, *pages.heads[1:])
+        found = expect.result_of(run, "the pool after some steps")
+        for name, tensor in zip(("keys", "values"), found, strict=True):
+            if tensor.shape != shape:
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"the shape of {name}, its last block left out",
+                    f"[L, num_blocks, block_size, Hkv, D] = {list(shape)}", str(list(tensor.shape)),
+                )  # fmt: skip
+        return list(found)
+
+    def slot(self, pages: Pages, index: int, position: int) -> int:
+        """Where a position of a sequence lies."""
+        block = pages.tables[index][position // pages.block_size]
+        return block * pages.block_size + position % pages.block_size
+
+    @pytest.mark.parametrize("size", [0, -1])
+    @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
+    def test_sizes_below_one_are_refused(self, gate: GateRun, argument: str, size: int) -> None:
+        """a pool without blocks, or blocks without room, are refused"""
+        sizes = {"num_blocks": 4, "block_size": 4, argument: size}
+
+        def attempt() -> None:
+            gate.candidate.call("made", model="nano", **sizes)
+
+        expect.rejects(attempt, argument, f"{argument} = {size}")
+
+
+@pytest.mark.contract
+def test_logits_of_ragged_steps(gate: GateRun) -> None:
+    """logits of ragged steps on nano equal those of each text alone"""
+    block_size, room = 4, 8
+    ids = list(range(3 * room + 2))
+    gate.rng.shuffle(ids)
+    tables = [[ids.pop() for _ in range(room)] for _ in range(3)]
+
+    def tokens(count: int) -> list[int]:
+        return [gate.rng.randrange(256) for _ in range(count)]
+
+    todo = [
+        [[0, tokens(9)]],
+        [[1, tokens(4)], [0, tokens(1)]],
+        [[0, tokens(1)], [2, tokens(13)], [1, tokens(3)]],
+        [[2, tokens(1)], [1, tokens(1)], [0, tokens(1)]],
+    ]
+
+    def run() -> list[Any]:
+        scenario = gate.candidate.start(
+            "steps", model="nano", num_blocks=3 * room + 2, block_size=block_size, tables=tables,
+            todo=todo,
+        )  # fmt: skip
+        return [step.value for step in scenario]
+
+    found = expect.result_of(run, "four ragged steps")
+    texts: list[list[int]] = [[], [], []]
+    for index, (step, logits) in enumerate(zip(todo, found, strict=True)):
+        got = expect.is_tensor(
+            logits, f"logits of step {index}", (len(step), nano_oracle().config.vocab_size)
+        )
+        for row, (which, new) in enumerate(step):
+            texts[which] += new
+            expect.close(
+                got[row : row + 1], nano_oracle().logits(texts[which])[-1:], atol=LOGITS,
+                what=f"step {index}: logits of sequence {which} at length {len(texts[which])}",
+            )  # fmt: skip
+
+
+@pytest.mark.number
+def test_error(gate: GateRun) -> None:
+    """attention against dense attention in float64, at a length of some hundred"""
+    worst = 0.0
+    for heads in HEADS:
+        lengths = [gate.rng.randrange(100, 400) for _ in range(4)]
+        pages = Pages(gate, heads, 16, [n + 2 for n in lengths])
+        steps = [pages.step(dict(enumerate(lengths))), pages.step(dict.fromkeys(range(4), 1))]
+        todo, outputs = map(list, zip(*steps, strict=True))
+        worst = max(worst, attend(gate, pages, todo, outputs, "sequences of some hundred"))
+    gate.exact(
+        "error", worst, at_most=TOLERANCE, counted=False, code=Code.WRONG_VALUE,
+        text=f"{worst:.1e}: the largest difference from dense attention in float64",
+    )  # fmt: skip
+
+
+@pytest.mark.number
+def test_step_time(gate: GateRun) -> None:
+    """a decode step against contiguous slots, at equal batch"""
+    rows, shortest, longest = gate.bar("equal_batch")
+    lengths = [gate.rng.randrange(shortest, longest) for _ in range(rows)]
+    race = Race(gate, lengths, lengths, capacity=longest + Race.STEPS)
+
+    def words(ratio: PairedRatio) -> str:
+        a, b = ratio.candidate_s * 1e3, ratio.baseline_s * 1e3
+        return f"{1 / ratio.median:.2f} times that of contiguous slots ({a:.1f} ms for {b:.1f})"
+
+    gate.ratio("step_time", race.baseline, race.candidate, text=words)
+
+
+@pytest.mark.number
+def test_throughput(gate: GateRun) -> None:
+    """tokens per second out of the same bytes of KV cache"""
+    slots, capacity, shortest, longest = gate.bar("equal_memory")
+    budget = slots * capacity  # positions
+    block_size = Race.BLOCK
+    lengths: list[int] = []
+    used = 0
+    while True:
+        length = gate.rng.randrange(shortest, longest)
+        used += -(-(length + Race.STEPS + 1) // block_size) * block_size
+        if used > budget:
+            break
+        lengths.append(length)
+    race = Race(gate, lengths[:slots], lengths, capacity=capacity)
+    race.held(budget)
+
+    def words(ratio: PairedRatio) -> str:
+        mine, other = 1 / ratio.candidate_s, 1 / ratio.baseline_s
+        return (
+            f"{ratio.median:.1f}x: {len(lengths)} sequences instead of {slots} "
+            f"({mine:.0f} tokens/s for {other:.0f})"
+        )
+
+    gate.ratio("throughput", race.baseline, race.candidate, text=words)
+
+
+@pytest.mark.number
+def test_gathered(gate: GateRun) -> None:
+    """bytes that attention copies in a step, and how they grow with the context"""
+    config = nano_oracle().config
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    short, long = (
+        gate.candidate.call("gathered_bytes", model="nano", length=n, block_size=16)
+        for n in (16, 240)
+    )
+    share = (long - short) / ((240 - 16) * per_token)
+    gate.report(
+        "gathered", round(share, 2),
+        f"{share:.2f} times the past is copied in every step ({long:,} bytes at 240 positions)",
+        unit="x", note="gathering before attending: stage 09 pays that bill",
+    )  # fmt: skip
+
+
+class Race:
+    """Decode steps of the same sequences in contiguous slots and in pages, seconds per token."""
+
+    STEPS = 60  # of a run, before both sides begin anew
+    BLOCK = 16
+
+    def __init__(self, gate: GateRun, slots: list[int], pages: list[int], *, capacity: int) -> None:
+        """
+        Args:
+            slots, pages: lengths of the past of each sequence of the baseline and the candidate;
+                the sequences that both have are the same, and must say the same.
+            capacity: positions of a slot.
+        """
+        self.gate = gate
+        self.model = "bench"
+        self.lengths = {"baseline": slots, "candidate": pages}
+        self.capacity = capacity
+        self.seed = gate.rng.randrange(1 << 20)
+        needed = [-(-(n + self.STEPS + 1) // self.BLOCK) for n in pages]
+        self.num_blocks = sum(needed)
+        ids = list(range(self.num_blocks))
+        gate.rng.shuffle(ids)
+        self.tables = [[ids.pop() for _ in range(count)] for count in needed]
+        self.runs: dict[str, Run] = {}
+        self.taken = {"baseline": 0, "candidate": 0}
+        self.found: dict[str, list[Any]] = {"baseline": [], "candidate": []}
+        self.parted: set[int] = set()
+
+    def baseline(self) -> float:
+        """One step of the slots, in seconds per token."""
+        return self._step("baseline")
+
+    def candidate(self) -> float:
+        """One step of the pages, in seconds per token."""
+        return self._step("candidate")
+
+    def held(self, budget: int) -> None:
+        """The pool may hold no more than the slots do, and one block for nobody."""
+        config = load_config(self.model, self.gate.device)
+        width = 4 if self.gate.device == "cpu" else 2
+        per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
+        held = self.gate.candidate.call(
+            "pool_bytes", model=self.model, num_blocks=self.num_blocks, block_size=self.BLOCK
+        )
+        self.gate.exact(
+            "pool_bytes", held, at_most=(budget + self.BLOCK) * per_token + 256, unit="bytes",
+            code=Code.TOO_MUCH_MEMORY,
+            text=f"{held:,} bytes for {self.num_blocks} blocks of {self.BLOCK}; "
+            f"the slots hold {budget * per_token:,}",
+            message="a pool holds the keys and values of its blocks, and of one more",
+        )  # fmt: skip
+
+    def _open(self, side: str) -> Run:
+        if side == "baseline":
+            run = self.gate.baseline.start(
+                "contiguous", model=self.model, lengths=self.lengths[side],
+                capacity=self.capacity, steps=self.STEPS, seed=self.seed,
+            )  # fmt: skip
+        else:
+            run = self.gate.candidate.start(
+                "paged", model=self.model, tables=self.tables, lengths=self.lengths[side],
+                num_blocks=self.num_blocks, block_size=self.BLOCK, steps=self.STEPS, seed=self.seed,
+            )  # fmt: skip
+        self.taken[side] = 0
+        self.found[side] = []
+        self.parted.clear()
+        expect.result_of(run.step, f"the past of {len(self.lengths[side])} sequences")
+        return run
+
+    def _step(self, side: str) -> float:
+        if side not in self.runs or self.taken[side] == self.STEPS:
+            self.runs[side] = self._open(side)
+        step = expect.result_of(self.runs[side].step, f"a decode step on {self.model}")
+        rows = (
+            self._rows(step.value, len(self.lengths[side])) if side == "candidate" else step.value
+        )
+        self.found[side].append(rows)
+        self.taken[side] += 1
+        self._compare()
+        return step.seconds / len(self.lengths[side])
+
+    def _rows(self, value: Any, count: int) -> list[Any]:
+        if not isinstance(value, list) or len(value) != count:
+            raise GateFailure(
+                Code.WRONG_VALUE, f"logits of a decode step on {self.model}",
+                f"a row for each of {count} sequences", repr(value)[:80],
+            )  # fmt: skip
+        return value
+
+    def _compare(self) -> None:
+        """The newest step that both sides have made: the same tokens, near-ties aside."""
+        at = min(map(len, self.found.values())) - 1
+        if at < 0:
+            return
+        limit = NEAR_TIE if self.gate.device == "cpu" else 0.1
+        pairs = zip(self.found["baseline"][at], self.found["candidate"][at], strict=False)
+        for row, ((wanted, lead), (got, _)) in enumerate(pairs):
+            if got == wanted or row in self.parted:
+                continue
+            if lead > limit:
+                raise GateFailure(
+                    Code.WRONG_TOKEN, f"a timed token on {self.model} differs from the baseline's",
+                    str(int(wanted)), str(int(got)), where=f"step {at}, row {row}",
+                )  # fmt: skip
+            self.parted.add(row)

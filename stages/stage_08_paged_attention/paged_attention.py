@@ -1,0 +1,136 @@
+"""Stage 08: paged attention. Keys and values lie in blocks anywhere; a table says where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+
+import torch
+
+from course.model import ModelConfig, masked_attention
+from course.types import Sequence, StepBatch
+
+
+def slot_mapping(
+    block_table: SequenceABC[int], start: int, count: int, block_size: int
+) -> list[int]:
+    """Where the positions start .. start + count - 1 of a sequence lie in the pool.
+
+    A *slot* is the place of one position. Block b holds the slots from b * block_size on.
+
+    Args:
+        block_table: the blocks of the sequence, in the order of its positions.
+        start: the first position; count: how many.
+
+    Returns:
+        `count` slots.
+
+    Raises:
+        ValueError: `start` or `count` is negative, or the table has no block for a position; the
+            message names `block_table`.
+    """
+    if start < 0 or count < 0:
+        raise ValueError(f"start and count must not be negative, got {start} and {count}")
+    if start + count > len(block_table) * block_size:
+        raise ValueError(
+            f"block_table holds {len(block_table)} blocks of {block_size}, "
+            f"too few for {start + count} positions"
+        )
+    raise NotImplementedError("your code goes here")
+
+
+def step_batch(
+    sequences: SequenceABC[Sequence],
+    counts: SequenceABC[int],
+    block_size: int,
+    *,
+    device: torch.device | str = "cpu",
+) -> StepBatch:
+    """Lay the next tokens of several sequences end to end: one ragged forward pass.
+
+    Sequence s feeds its `counts[s]` tokens from `num_computed` on: its newest one (decode), or
+    several (prefill, or a chunk of it). Its block table has room for them.
+
+    Args:
+        sequences: S of them, S >= 1.
+        counts: S numbers, each at least 1 and at most the tokens that the sequence has not fed.
+
+    Returns:
+        A StepBatch of T = sum(counts) tokens. Logits are wanted for the last token of each
+        sequence. Tables are padded with -1.
+
+    Raises:
+        ValueError: `sequences` is empty, `counts` has another length, or a count is out of range.
+    """
+    if len(sequences) == 0 or len(counts) != len(sequences):
+        raise ValueError(
+            f"counts must hold one number for each of at least one sequence, "
+            f"got {len(counts)} for {len(sequences)}"
+        )
+    for sequence, count in zip(sequences, counts, strict=True):
+        left = len(sequence.tokens) - sequence.num_computed
+        if not 1 <= count <= left:
+            raise ValueError(f"counts must lie in 1 .. {left} for this sequence, got {count}")
+    raise NotImplementedError("your code goes here")
+
+
+class PagedAttention:
+    """A pool of KV blocks, and attention over the sequences whose tables point into it.
+
+    `plan` prepares a step; the forward pass then calls this object as its `attend`, once per layer,
+    on tensors of fixed shape. `keys` and `values` are [L, num_blocks + 1, block_size, Hkv, D]: the
+    last block belongs to nobody, and takes what is written to slot -1.
+
+    Args:
+        config: gives `num_layers` (L), `num_kv_heads` (Hkv) and `head_dim` (D).
+        num_blocks, block_size: at least 1.
+        dtype, device: of the keys and values.
+
+    Raises:
+        ValueError: `num_blocks` or `block_size` is below 1.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        self.block_size = block_size
+        shape = (
+            config.num_layers, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim
+        )  # fmt: skip
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+
+    def plan(self, batch: StepBatch) -> None:
+        """Work out, once for all layers, what each sequence of a step reads and where it writes."""
+        raise NotImplementedError("your code goes here")
+
+
+    def copy_blocks(self, pairs: SequenceABC[tuple[int, int]]) -> None:
+        """Copy blocks, in all layers, for (source, destination) in `pairs`; before the next write.
+
+        The pairs are those of `BlockAllocator.append`, in any order: no destination is a source.
+        """
+        raise NotImplementedError("your code goes here")
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the keys and values of the planned step, then attend, each sequence to its own.
+
+        Args:
+            q: [1, T, Hq, D].
+            k, v: [1, T, Hkv, D].
+
+        Returns:
+            [1, T, Hq, D].
+        """
+        raise NotImplementedError("your code goes here")
