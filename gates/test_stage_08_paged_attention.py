@@ -7,129 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from decode_race import DecodeRace
+from pages import TOLERANCE, Pages, compare
 
 from course.check import expect
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
-from course.check.host import Run
 from course.check.oracle import nano_oracle
 from course.measure.ratio import PairedRatio
-from course.model.describe import load_config
 
 STAGE = 8
-TOLERANCE = 1e-5  # float32 attention against float64
 LOGITS = 1e-3  # float32 logits against float64 ones
-NEAR_TIE = 1e-3  # of the spread of the logits; on a GPU, in bfloat16, a tenth
-
-Table = list[int]
-
-
-class Pages:
-    """Sequences in a pool: their tables, with ids in random order, and what was stored for each."""
-
-    def __init__(
-        self, gate: GateRun, heads: tuple[int, int, int], block_size: int, sizes: list[int],
-        *, spare: int = 3,
-    ) -> None:  # fmt: skip
-        """
-        Args:
-            heads: query heads, KV heads, width.
-            sizes: positions that each sequence's table has room for, at least.
-            spare: blocks of the pool that belong to nobody.
-        """
-        self.heads, self.block_size = heads, block_size
-        needed = [-(-size // block_size) for size in sizes]
-        self.num_blocks = sum(needed) + spare
-        ids = list(range(self.num_blocks))
-        gate.rng.shuffle(ids)
-        self.tables: list[Table] = [[ids.pop() for _ in range(count)] for count in needed]
-        self.free = ids
-        self.lengths = [0] * len(sizes)
-        self.seed = gate.rng.randrange(1 << 30)
-        # [layer][sequence]: keys and values so far, float32 [n, Hkv, D]
-        self.past: list[list[list[torch.Tensor]]] = [
-            [[torch.empty(0, *heads[1:]) for _ in range(2)] for _ in sizes] for _ in range(2)
-        ]
-
-    def step(self, counts: dict[int, int], *, padded: int = 0) -> tuple[list[Any], list[Any]]:
-        """A step that feeds counts[s] new positions to each sequence s, in that order.
-
-        padded: rows at the end that stand for nobody, and write to slot -1.
-
-        Returns what the scenario takes, and the outputs [T, Hq, D] of each layer in float64.
-        """
-        rows = sum(counts.values())
-        slots, positions = [], []
-        for index, count in counts.items():
-            for position in range(self.lengths[index], self.lengths[index] + count):
-                block = self.tables[index][position // self.block_size]
-                slots.append(block * self.block_size + position % self.block_size)
-                positions.append(position)
-            self.lengths[index] += count
-        members = [self.tables[index] for index in counts]
-        width = max(map(len, members))
-        starts = list(itertools.accumulate(counts.values(), initial=0))
-        batch = {
-            "token_ids": [7] * (rows + padded),
-            "positions": positions + [0] * padded,
-            "query_start_loc": starts + [rows + i + 1 for i in range(padded)],
-            "context_lens": [self.lengths[index] for index in counts] + [1] * padded,
-            "block_tables": [t + [-1] * (width - len(t)) for t in members]
-            + [[members[0][0]] + [-1] * (width - 1)] * padded,
-            "slot_mapping": slots + [-1] * padded,
-            "logit_rows": [start - 1 for start in starts[1:]],
-        }
-        layers, outputs = [], []
-        query_heads, kv_heads, width = self.heads
-        for layer in range(2):
-            self.seed += 1
-            generator = torch.Generator().manual_seed(self.seed)
-            q, k, v = (
-                torch.randn(rows + padded, n, width, generator=generator)
-                for n in (query_heads, kv_heads, kv_heads)
-            )
-            layers.append([q, k, v])
-            outputs.append(self._outputs(layer, counts, q, k, v))
-        return ["step", batch, layers], outputs
-
-    def _outputs(
-        self, layer: int, counts: dict[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """Dense attention of each sequence to its own past and present, in float64."""
-        found, start = [], 0
-        for index, count in counts.items():
-            rows = slice(start, start + count)
-            start += count
-            stored = self.past[layer][index]
-            for side, new in enumerate((k, v)):
-                stored[side] = torch.cat([stored[side], new[rows]])
-            found.append(dense(q[rows].double(), stored[0].double(), stored[1].double()))
-        return torch.cat(found)
-
-    def fork(self, index: int, shared: int) -> int:
-        """A new sequence that shares the first `shared` blocks of another; its number."""
-        table = self.tables[index]
-        own = [self.free.pop() for _ in table[shared:]]
-        self.tables.append(table[:shared] + own)
-        self.lengths.append(self.lengths[index])
-        for layer in self.past:
-            layer.append([tensor.clone() for tensor in layer[index]])
-        return len(self.tables) - 1
-
-
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention by the formula: q [n, Hq, D], the last n of the positions of k, v [m, ...].
-
-    Returns [n, Hq, D].
-    """
-    count, length = len(q), len(k)
-    groups = q.shape[1] // k.shape[1]
-    keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))  # [m, Hq, D]
-    scores = torch.einsum("nhd,mhd->hnm", q, keys) / q.shape[-1] ** 0.5
-    own = torch.arange(length - count, length)[:, None]
-    scores = scores.masked_fill(torch.arange(length) > own, float("-inf"))
-    return torch.einsum("hnm,mhd->nhd", scores.softmax(dim=-1), values)
 
 
 def attend(gate: GateRun, pages: Pages, todo: list[Any], outputs: list[Any], what: str) -> float:
@@ -142,29 +31,7 @@ def attend(gate: GateRun, pages: Pages, todo: list[Any], outputs: list[Any], wha
         )  # fmt: skip
         return [step.value for step in scenario]
 
-    found = expect.result_of(run, what)
-    worst = 0.0
-    for index, (layers, expected) in enumerate(zip(found, outputs, strict=True)):
-        for layer, (got, wanted) in enumerate(zip(layers, expected, strict=True)):
-            where = f"{what}: step {index}, layer {layer}"
-            rows = len(wanted)
-            if not isinstance(got, torch.Tensor) or got.shape[1:] != wanted.shape[1:]:
-                expect.is_tensor(got, where, wanted.shape)
-            if got[:rows].isnan().any():
-                bad = got[:rows].isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
-                raise GateFailure(
-                    Code.WRONG_VALUE, f"{where}: a slot was read that nobody has written",
-                    "finite values", "NaN, which the judge puts into a new pool",
-                    where=f"first in row {bad[0]}",
-                )  # fmt: skip
-            worst = max(
-                worst,
-                expect.close(
-                    got[:rows].flatten(1), wanted.flatten(1), atol=TOLERANCE, what=where,
-                    code=Code.WRONG_VALUE,
-                ),
-            )  # fmt: skip
-    return worst
+    return compare(expect.result_of(run, what), outputs, what)
 
 
 @pytest.mark.contract
@@ -510,7 +377,7 @@ def test_step_time(gate: GateRun) -> None:
     """a decode step against contiguous slots, at equal batch"""
     rows, shortest, longest = gate.bar("equal_batch")
     lengths = [gate.rng.randrange(shortest, longest) for _ in range(rows)]
-    race = Race(gate, lengths, lengths, capacity=longest + Race.STEPS)
+    race = DecodeRace(gate, {"lengths": lengths, "capacity": longest + DecodeRace.STEPS}, lengths)
 
     def words(ratio: PairedRatio) -> str:
         a, b = ratio.candidate_s * 1e3, ratio.baseline_s * 1e3
@@ -524,17 +391,17 @@ def test_throughput(gate: GateRun) -> None:
     """tokens per second out of the same bytes of KV cache"""
     slots, capacity, shortest, longest = gate.bar("equal_memory")
     budget = slots * capacity  # positions
-    block_size = Race.BLOCK
+    block_size = DecodeRace.BLOCK
     lengths: list[int] = []
     used = 0
     while True:
         length = gate.rng.randrange(shortest, longest)
-        used += -(-(length + Race.STEPS + 1) // block_size) * block_size
+        used += -(-(length + DecodeRace.STEPS + 1) // block_size) * block_size
         if used > budget:
             break
         lengths.append(length)
-    race = Race(gate, lengths[:slots], lengths, capacity=capacity)
-    race.held(budget)
+    race = DecodeRace(gate, {"lengths": lengths[:slots], "capacity": capacity}, lengths)
+    race.must_fit(budget)
 
     def words(ratio: PairedRatio) -> str:
         mine, other = 1 / ratio.candidate_s, 1 / ratio.baseline_s
@@ -561,110 +428,3 @@ def test_gathered(gate: GateRun) -> None:
         f"{share:.2f} times the past is copied in every step ({long:,} bytes at 240 positions)",
         unit="x", note="gathering before attending: stage 09 pays that bill",
     )  # fmt: skip
-
-
-class Race:
-    """Decode steps of the same sequences in contiguous slots and in pages, seconds per token."""
-
-    STEPS = 60  # of a run, before both sides begin anew
-    BLOCK = 16
-
-    def __init__(self, gate: GateRun, slots: list[int], pages: list[int], *, capacity: int) -> None:
-        """
-        Args:
-            slots, pages: lengths of the past of each sequence of the baseline and the candidate;
-                the sequences that both have are the same, and must say the same.
-            capacity: positions of a slot.
-        """
-        self.gate = gate
-        self.model = "bench"
-        self.lengths = {"baseline": slots, "candidate": pages}
-        self.capacity = capacity
-        self.seed = gate.rng.randrange(1 << 20)
-        needed = [-(-(n + self.STEPS + 1) // self.BLOCK) for n in pages]
-        self.num_blocks = sum(needed)
-        ids = list(range(self.num_blocks))
-        gate.rng.shuffle(ids)
-        self.tables = [[ids.pop() for _ in range(count)] for count in needed]
-        self.runs: dict[str, Run] = {}
-        self.taken = {"baseline": 0, "candidate": 0}
-        self.found: dict[str, list[Any]] = {"baseline": [], "candidate": []}
-        self.parted: set[int] = set()
-
-    def baseline(self) -> float:
-        """One step of the slots, in seconds per token."""
-        return self._step("baseline")
-
-    def candidate(self) -> float:
-        """One step of the pages, in seconds per token."""
-        return self._step("candidate")
-
-    def held(self, budget: int) -> None:
-        """The pool may hold no more than the slots do, and one block for nobody."""
-        config = load_config(self.model, self.gate.device)
-        width = 4 if self.gate.device == "cpu" else 2
-        per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
-        held = self.gate.candidate.call(
-            "pool_bytes", model=self.model, num_blocks=self.num_blocks, block_size=self.BLOCK
-        )
-        self.gate.exact(
-            "pool_bytes", held, at_most=(budget + self.BLOCK) * per_token + 256, unit="bytes",
-            code=Code.TOO_MUCH_MEMORY,
-            text=f"{held:,} bytes for {self.num_blocks} blocks of {self.BLOCK}; "
-            f"the slots hold {budget * per_token:,}",
-            message="a pool holds the keys and values of its blocks, and of one more",
-        )  # fmt: skip
-
-    def _open(self, side: str) -> Run:
-        if side == "baseline":
-            run = self.gate.baseline.start(
-                "contiguous", model=self.model, lengths=self.lengths[side],
-                capacity=self.capacity, steps=self.STEPS, seed=self.seed,
-            )  # fmt: skip
-        else:
-            run = self.gate.candidate.start(
-                "paged", model=self.model, tables=self.tables, lengths=self.lengths[side],
-                num_blocks=self.num_blocks, block_size=self.BLOCK, steps=self.STEPS, seed=self.seed,
-            )  # fmt: skip
-        self.taken[side] = 0
-        self.found[side] = []
-        self.parted.clear()
-        expect.result_of(run.step, f"the past of {len(self.lengths[side])} sequences")
-        return run
-
-    def _step(self, side: str) -> float:
-        if side not in self.runs or self.taken[side] == self.STEPS:
-            self.runs[side] = self._open(side)
-        step = expect.result_of(self.runs[side].step, f"a decode step on {self.model}")
-        rows = (
-            self._rows(step.value, len(self.lengths[side])) if side == "candidate" else step.value
-        )
-        self.found[side].append(rows)
-        self.taken[side] += 1
-        self._compare()
-        return step.seconds / len(self.lengths[side])
-
-    def _rows(self, value: Any, count: int) -> list[Any]:
-        if not isinstance(value, list) or len(value) != count:
-            raise GateFailure(
-                Code.WRONG_VALUE, f"logits of a decode step on {self.model}",
-                f"a row for each of {count} sequences", repr(value)[:80],
-            )  # fmt: skip
-        return value
-
-    def _compare(self) -> None:
-        """The newest step that both sides have made: the same tokens, near-ties aside."""
-        at = min(map(len, self.found.values())) - 1
-        if at < 0:
-            return
-        limit = NEAR_TIE if self.gate.device == "cpu" else 0.1
-        pairs = zip(self.found["baseline"][at], self.found["candidate"][at], strict=False)
-        for row, ((wanted, lead), (got, _)) in enumerate(pairs):
-            if got == wanted or row in self.parted:
-                continue
-            if lead > limit:
-                raise GateFailure(
-                    Code.WRONG_TOKEN, f"a timed token on {self.model} differs from the baseline's",
-                    str(int(wanted)), str(int(got)), where=f"step {at}, row {row}",
-                )  # fmt: skip
-            self.parted.add(row)

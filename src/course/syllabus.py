@@ -31,6 +31,8 @@ class Stage:
     needs: tuple[int, ...] = ()  # earlier stages whose parts are used
     measures: str = ""
     numbers: tuple[str, ...] = ()  # every number that a full check must bring
+    gpu_numbers: tuple[str, ...] = ()  # and those that it must bring besides at tier `cuda`
+    modules: tuple[str, ...] = ()  # without which a machine cannot measure this stage
     predict: str = ""  # the question of `course predict`
     predicts: str = ""  # the name of the measured number that the prediction is scored against
     terms: tuple[str, ...] = ()

@@ -57,6 +57,8 @@ class Code(StrEnum):
     WRONG_COUNT = "WRONG_COUNT"
     TOO_MUCH_MEMORY = "TOO_MUCH_MEMORY"
     TOO_MUCH_TRAFFIC = "TOO_MUCH_TRAFFIC"
+    SPILLED_REGISTERS = "SPILLED_REGISTERS"
+    NARROW_LOADS = "NARROW_LOADS"
     TOO_SLOW = "TOO_SLOW"
     TOO_GOOD = "TOO_GOOD"
     TOO_NOISY = "TOO_NOISY"
@@ -211,6 +213,24 @@ PAGES: dict[Code, Page] = {
         "More bytes are copied per step than the new tokens need.",
         ("`torch.cat` onto the old cache copies all of it, every step.",),
         "Reserve once, write in place.",
+    ),
+    Code.SPILLED_REGISTERS: _P(
+        Kind.NUMBER,
+        "A kernel, built for a GPU, keeps more values than a thread has registers for.",
+        (
+            "Tiles too large for the number of warps.",
+            "A tile that is kept for longer than it is needed.",
+        ),
+        "Make the tile smaller, or give the program more warps (`num_warps=8`).",
+    ),
+    Code.NARROW_LOADS: _P(
+        Kind.NUMBER,
+        "A kernel, built for a GPU, loads keys and values in pieces of less than 128 bits.",
+        (
+            "The innermost index of the load is not the one that is contiguous in memory.",
+            "The address is computed so that the compiler cannot see that it is aligned.",
+        ),
+        "Let the last dimension of a tile be `tl.arange` over the width of a head.",
     ),
     Code.TOO_SLOW: _P(
         Kind.NUMBER,

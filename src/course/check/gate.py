@@ -79,6 +79,19 @@ class GateRun:
         """The worker that runs the solution; a new one if the last has ended."""
         return self._worker("candidate", self.options.solution, trusted=False)
 
+    def candidate_in(self, device: str, **environment: str) -> WorkerHost:
+        """A worker of the solution in an environment of its own: kept, like the first one.
+
+        device: "cpu" or "cuda"; environment: variables that must be set before anything is
+        imported, such as TRITON_INTERPRET.
+        """
+        role = " ".join(
+            ["candidate", device, *(f"{k}={v}" for k, v in sorted(environment.items()))]
+        )
+        return self._worker(
+            role, self.options.solution, trusted=False, device=device, environment=environment
+        )
+
     @property
     def baseline(self) -> WorkerHost:
         """The worker that runs `gates/baseline/`, behind the same functions."""
@@ -89,7 +102,15 @@ class GateRun:
         if not self.options.contract_only and self.stage.baseline.exists():
             self._worker("baseline", self.stage.baseline, trusted=True)
 
-    def _worker(self, role: str, path: Path, *, trusted: bool) -> WorkerHost:
+    def _worker(
+        self,
+        role: str,
+        path: Path,
+        *,
+        trusted: bool,
+        device: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkerHost:
         worker = self._workers.get(role)
         if worker is None or not worker.alive:
             if worker is not None:
@@ -102,9 +123,10 @@ class GateRun:
                 builds=() if trusted else self.stage.builds,
                 forbidden=forbidden_paths(self.stage.number, folders),
                 trusted=trusted,
-                device=self.device,
+                device=device or self.device,
                 threads=self.options.threads,
                 limits=self._limits(trusted),
+                environment=environment or {},
             )
             worker = self._workers[role] = WorkerHost(config)
         worker.limits = self._limits(trusted)

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from course.check.channel import BadFrame, Channel, ChannelClosed, ChannelTimeou
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.replies import SolutionError, checked
-from course.paths import course_home
+from course.paths import course_home, state_dir
 
 OUTPUT_TAIL = 2000  # bytes of captured output shown with a failure
 OUTPUT_LIMIT = 64 << 20  # bytes that a solution may print: a loop that prints must not fill a disk
@@ -53,6 +53,7 @@ class WorkerConfig:
     device: str = "cpu"
     threads: int = 1
     limits: Limits = Limits()
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside what all workers have
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class WorkerHost:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             pass_fds=(down_read, up_write),
-            env=worker_environment(config.threads),
+            env=worker_environment(config.threads) | config.environment,
             cwd=tempfile.gettempdir(),
             start_new_session=True,
         )
@@ -400,6 +401,8 @@ def worker_environment(threads: int) -> dict[str, str]:
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",
         COURSE_HOME=str(course_home()),
+        TRITON_INTERPRET="0",  # who wants the interpreter says so in its `environment`
+        TRITON_CACHE_DIR=str(state_dir() / "triton"),
     )
     for name in ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTHONSTARTUP", "PYTHONINSPECT"):
         environment.pop(name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import secrets
@@ -57,6 +58,7 @@ def run_gate(
                     Code.BROKEN_GATE, f"{path} is missing",
                     likely="It was moved or deleted; `git status` shows what is gone.",
                 )  # fmt: skip
+        _must_have(stage)
         gate.candidate.wait_loaded()
         status, said = _run_pytest(gate, progress)
         if gate.failure is None and (status not in (0, 1) or not gate.checks):
@@ -74,9 +76,20 @@ def run_gate(
     result.checks, result.numbers, result.failure = gate.checks, gate.numbers, gate.failure
     if not options.contract_only and result.failure is None:
         found = {number.name for number in gate.numbers}
-        result.missing = [name for name in stage.numbers if name not in found]
+        wanted = stage.numbers + (stage.gpu_numbers if options.tier == "cuda" else ())
+        result.missing = [name for name in wanted if name not in found]
     result.seconds = time.perf_counter() - start
     return result
+
+
+def _must_have(stage: Stage) -> None:
+    """Raise NOT_MEASURABLE where a library does not exist that the stage is about."""
+    for name in stage.modules:
+        if importlib.util.find_spec(name) is None:
+            raise GateFailure(
+                Code.NOT_MEASURABLE, f"{stage.id} cannot be measured here: there is no {name}",
+                likely=f"{name} does not exist for this system, or is not installed.",
+            )  # fmt: skip
 
 
 def _run_pytest(gate: GateRun, progress: Callable[[str], None] | None) -> tuple[int, str]:

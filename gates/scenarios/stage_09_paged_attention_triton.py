@@ -1,0 +1,194 @@
+"""Stage 09, the half that runs beside the solution."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from paged import batch_from, decode, random_past
+from poison import poison
+
+from course import parts
+from course.measure.kernel_builds import build, recorded_launches
+from course.measure.kernel_loads import LoadedBytes
+
+__all__ = [
+    "attention",
+    "attention_alone",
+    "big_pool",
+    "builds",
+    "gathered",
+    "kernel",
+    "loaded",
+    "triton_paged",
+]
+
+
+def kernel(env: Any, arguments: list[Any], max_queries: Any, num_splits: Any) -> Any:
+    """What `paged_attention` returns for tensors that the judge has made."""
+    tensors = [tensor.to(env.device) for tensor in arguments]
+    return env.solution.paged_attention(*tensors, max_queries=max_queries, num_splits=num_splits)
+
+
+def loaded(env: Any, arguments: list[Any], max_queries: int, num_splits: int) -> dict[str, Any]:
+    """The same in the interpreter, with the bytes that the kernels load."""
+    names = ("q", "keys", "values", "block_tables", "context_lens", "query_start_loc")
+    tensors = dict(zip(names, arguments, strict=True))
+    with LoadedBytes(tensors) as bytes_loaded:
+        out = env.solution.paged_attention(
+            *arguments, max_queries=max_queries, num_splits=num_splits
+        )
+    return {
+        "out": out,
+        "pool": bytes_loaded.of("keys", "values"),
+        "total": bytes_loaded.total,
+    }
+
+
+def attention(
+    env: Any, model: str, heads: list[int], num_blocks: int, block_size: int, todo: list[Any],
+    num_splits: int | None,
+) -> Iterator[Any]:  # fmt: skip
+    """Steps of `TritonPagedAttention` on a pool full of NaN, as stage 08's scenario does it."""
+    config = replace(
+        env.model(model).config, num_layers=2, num_heads=heads[0], num_kv_heads=heads[1],
+        head_dim=heads[2],
+    )  # fmt: skip
+    attend = env.solution.TritonPagedAttention(
+        config, num_blocks, block_size, device=env.device, num_splits=num_splits
+    )
+    poison(attend)
+    for _, batch, layers in todo:
+        attend.plan(batch_from(batch, env.device))
+        yield [
+            attend(layer, *(tensor.to(env.device)[None] for tensor in tensors))[0]
+            for layer, tensors in enumerate(layers)
+        ]
+
+
+def big_pool(env: Any, length: int, heads: list[int], block_size: int) -> Any:
+    """A sequence in the last blocks of a pool of more than 2**31 elements.
+
+    Only the pages that are touched take memory. Keys and values are the same tensor.
+    """
+    from triton.runtime.interpreter import GridExecutor
+
+    # It copies whole storages onto themselves after a launch: all of a pool would become resident.
+    GridExecutor._restore_args_dev = lambda *_: None
+    query_heads, kv_heads, width = heads
+    per_block = block_size * kv_heads * width
+    num_blocks = (1 << 31) // per_block + 8
+    pool = torch.empty(num_blocks, block_size, kv_heads, width, dtype=torch.float16)
+    used = -(-length // block_size)
+    table = torch.arange(num_blocks - used, num_blocks, dtype=torch.int32)[None]
+    generator = torch.Generator().manual_seed(length)
+    past = torch.randn(used * block_size, kv_heads, width, generator=generator).half()
+    pool[num_blocks - used :] = past.unflatten(0, (used, block_size))
+    q = torch.randn(1, query_heads, width, generator=generator).half()
+    out = env.solution.paged_attention(
+        q, pool, pool, table, torch.tensor([length], dtype=torch.int32),
+        torch.tensor([0, 1], dtype=torch.int32), max_queries=1, num_splits=1,
+    )  # fmt: skip
+    return {"q": q, "past": past[:length], "out": out}
+
+
+def builds(env: Any, shapes: list[dict[str, Any]], capabilities: list[int]) -> Iterator[Any]:
+    """Every kernel that `paged_attention` launches, built for GPUs that are not here.
+
+    For each shape and capability: the machine code, and whether the kernel is handed the pool.
+    """
+    for shape in shapes:
+        sequences, queries = shape["sequences"], shape["queries"]
+        q = torch.zeros(sequences * queries, shape["heads"], shape["width"], dtype=torch.bfloat16)
+        keys, values = (
+            torch.zeros(
+                32, shape["block_size"], shape["kv_heads"], shape["width"], dtype=torch.bfloat16
+            )
+            for _ in range(2)
+        )
+        with recorded_launches() as launches:
+            env.solution.paged_attention(
+                q, keys, values, torch.zeros(sequences, 16, dtype=torch.int32),
+                torch.full((sequences,), 100, dtype=torch.int32),
+                torch.arange(sequences + 1, dtype=torch.int32) * queries,
+                max_queries=queries, num_splits=shape["splits"],
+            )  # fmt: skip
+        pools = {tensor.untyped_storage().data_ptr() for tensor in (keys, values)}
+        for capability in capabilities:
+            found = []
+            for launch in launches:
+                cubin, shared = build(launch, capability)
+                found.append(
+                    {
+                        "name": launch.name,
+                        "cubin": cubin,
+                        "shared": shared,
+                        "reads_pool": launch.reads(pools),
+                    }
+                )
+            yield found
+
+
+def triton_paged(env: Any, **arguments: Any) -> Iterator[Any]:
+    """Timed decode steps through the kernel."""
+    solution = SimpleNamespace(
+        PagedAttention=env.solution.TritonPagedAttention, step_batch=part("step_batch")
+    )
+    yield from decode(env, solution, **arguments)
+
+
+def gathered(env: Any, **arguments: Any) -> Iterator[Any]:
+    """The same through stage 08: the baseline."""
+    yield from decode(env, env.solution, **arguments)
+
+
+def part(name: str) -> Any:
+    """A part of an earlier stage."""
+    return getattr(parts, name)
+
+
+def attention_alone(
+    env: Any, model: str, lengths: list[int], block_size: int, repeats: int
+) -> Iterator[float]:
+    """Attention of a decode step over one layer, on a GPU: seconds of each repeat, by its events.
+
+    Blocks lie in random order, and each repeat reads another layer's pool, so that nothing of it
+    is still in a cache.
+    """
+    config = env.model(model).config
+    needed = [-(-length // block_size) for length in lengths]
+    num_blocks = sum(needed)
+    generator = torch.Generator().manual_seed(num_blocks)
+    ids = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
+    tables = torch.full((len(lengths), max(needed)), -1, dtype=torch.int32)
+    for row, part_ids in enumerate(ids.split(needed)):
+        tables[row, : len(part_ids)] = part_ids
+    attend = env.solution.TritonPagedAttention(
+        config, num_blocks, block_size, dtype=torch.bfloat16, device=env.device
+    )
+    for pool in (attend.keys, attend.values):
+        pool.normal_()
+    attend.plan(
+        batch_from(
+            {
+                "token_ids": [7] * len(lengths),
+                "positions": [length - 1 for length in lengths],
+                "query_start_loc": list(range(len(lengths) + 1)),
+                "context_lens": lengths,
+                "block_tables": tables.tolist(),
+                "slot_mapping": [-1] * len(lengths),
+                "logit_rows": list(range(len(lengths))),
+            },
+            env.device,
+        )
+    )
+    q, k, v = next(random_past(config, len(lengths), 1, env.device, torch.bfloat16))
+    for repeat in range(-3, repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        attend(repeat % config.num_layers, q, k, v)
+        end.record()
+        end.synchronize()
+        if repeat >= 0:
+            yield begin.elapsed_time(end) / 1e3

@@ -1,0 +1,356 @@
+"""Stage 09, the judge: paged attention in Triton."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from decode_race import DecodeRace
+from pages import Pages, compare, dense
+
+from course.check import expect
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.gate import GateRun
+from course.check.host import WorkerHost
+from course.measure.kernel_builds import read_build
+from course.measure.ratio import PairedRatio
+from course.measure.roofline import probe
+from course.model.describe import load_config
+
+STAGE = 9
+FLOAT32, FLOAT16 = 1e-5, 4e-3  # attention in that type against float64
+
+# Heads, KV heads, width, block size, queries of each sequence, context lengths, splits. Block sizes
+# 16 and 32, widths 64 and 128, 1, 3, 4 and 8 heads to a KV head, 1 to 16 queries, and contexts
+# around the block size meet in pairs; every shape takes the interpreter about a second.
+SHAPES = [
+    (3, 3, 64, 16, [1, 1, 1, 1], [1, 15, 16, 17], 1),
+    (3, 1, 64, 32, [1, 1, 1], [31, 33, 150], 2),
+    (8, 2, 128, 16, [1, 1], [130, 64], 4),
+    (8, 1, 64, 32, [2, 2], [32, 65], 1),
+    (4, 1, 128, 32, [5, 5], [5, 96], 2),
+    (3, 1, 128, 16, [16], [40], 1),
+    (4, 4, 64, 16, [4, 4], [4, 129], 4),
+    (8, 1, 128, 16, [3], [17], 8),
+    (4, 1, 64, 16, [16, 16], [16, 63], 2),
+    (1, 1, 128, 32, [8, 8], [31, 64], 1),
+    (6, 2, 64, 32, [1, 5, 2, 16], [200, 33, 2, 47], 4),
+]
+
+
+def interpreted(gate: GateRun) -> WorkerHost:
+    """The solution in triton's interpreter, on the CPU."""
+    return gate.candidate_in("cpu", TRITON_INTERPRET="1")
+
+
+class Case:
+    """Sequences in a pool full of NaN, for one call of `paged_attention`."""
+
+    def __init__(
+        self, gate: GateRun, heads: tuple[int, int, int], block_size: int, queries: list[int],
+        lengths: list[int], *, dtype: torch.dtype = torch.float32, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            heads: query heads, KV heads, width.
+            queries, lengths: of each sequence; the queries are its last positions.
+            scale: of the queries: large ones make the scores large.
+        """
+        query_heads, kv_heads, width = heads
+        generator = torch.Generator().manual_seed(gate.rng.randrange(1 << 30))
+        blocks = [-(-length // block_size) for length in lengths]
+        num_blocks = sum(blocks) + 3
+        ids = list(range(num_blocks))
+        gate.rng.shuffle(ids)
+        shape = (num_blocks, block_size, kv_heads, width)
+        keys, values = (torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
+        tables = torch.full((len(lengths), max(blocks) + 1), -1, dtype=torch.int32)
+        q, outputs = [], []
+        for row, (count, length) in enumerate(zip(queries, lengths, strict=True)):
+            table = [ids.pop() for _ in range(blocks[row])]
+            tables[row, : len(table)] = torch.tensor(table)
+            k, v = (
+                torch.randn(length, kv_heads, width, generator=generator).to(dtype)
+                for _ in range(2)
+            )
+            for pool, new in ((keys, k), (values, v)):
+                for index, block in enumerate(table):
+                    part = new[index * block_size : (index + 1) * block_size]
+                    pool[block, : len(part)] = part
+            new_q = torch.randn(count, query_heads, width, generator=generator) * scale
+            q.append(new_q.to(dtype))
+            outputs.append(dense(q[-1].double(), k.double(), v.double()))
+        starts = torch.tensor([0, *queries], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        context_lens = torch.tensor(lengths, dtype=torch.int32)
+        self.arguments = [torch.cat(q), keys, values, tables, context_lens, starts]
+        self.expected = torch.cat(outputs)
+        self.max_queries = max(queries)
+        # Keys and values of every context, once.
+        self.kv_bytes = 2 * sum(lengths) * kv_heads * width * keys.element_size()
+
+    def check(self, out: Any, what: str, atol: float) -> float:
+        """The result against dense attention in float64."""
+        shape = self.expected.shape
+        if not isinstance(out, torch.Tensor) or out.shape != shape:
+            out = expect.is_tensor(out, what, shape)
+        if out.isnan().any():
+            row = int(out.isnan().flatten(1).any(dim=1).nonzero()[0])
+            raise GateFailure(
+                Code.WRONG_VALUE, f"{what}: the result is NaN", "finite values",
+                "NaN: from a slot that nobody has written, from softmax over nothing, or from exp "
+                "of a large score", where=f"first in row {row}",
+            )  # fmt: skip
+        return expect.close(
+            out.flatten(1), self.expected.flatten(1), atol=atol, what=what, code=Code.WRONG_VALUE
+        )
+
+
+def call(gate: GateRun, case: Case, splits: int, what: str) -> Any:
+    """What the kernel says, in the interpreter."""
+    return expect.result_of(
+        lambda: interpreted(gate).call(
+            "kernel", arguments=case.arguments, max_queries=case.max_queries, num_splits=splits
+        ),
+        what,
+    )
+
+
+@pytest.mark.contract
+class TestKernel:
+    """`paged_attention`, in the interpreter."""
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}x{s[2]} of {s[3]}")
+    def test_equals_dense_attention(self, gate: GateRun, shape: Any) -> None:
+        """the kernel equals dense attention in float64"""
+        heads, kv_heads, width, block_size, queries, lengths, splits = shape
+        case = Case(gate, (heads, kv_heads, width), block_size, queries, lengths)
+        what = (
+            f"{heads} heads on {kv_heads}, width {width}, blocks of {block_size}, "
+            f"contexts of {', '.join(map(str, lengths))}, {splits} splits"
+        )
+        case.check(call(gate, case, splits, what), what, FLOAT32)
+
+    def test_any_number_of_splits(self, gate: GateRun) -> None:
+        """the result does not depend on the number of splits, empty ones included"""
+        case = Case(gate, (4, 2, 64), 16, [1, 2, 1], [3, 70, 130])
+        for splits in (1, 2, 4, 16):
+            what = f"{splits} splits"
+            case.check(call(gate, case, splits, what), what, FLOAT32)
+
+    def test_large_scores(self, gate: GateRun) -> None:
+        """scores of some hundred do not overflow"""
+        case = Case(gate, (2, 1, 64), 16, [1, 3], [40, 90], scale=40.0)
+        for splits in (1, 4):
+            what = f"scores of some hundred, {splits} splits"
+            case.check(call(gate, case, splits, what), what, 1e-4)
+
+    def test_half_precision(self, gate: GateRun) -> None:
+        """keys in float16 are summed in float32"""
+        case = Case(gate, (4, 1, 64), 16, [1, 2], [150, 31], dtype=torch.float16)
+        out = call(gate, case, 2, "float16")
+        if isinstance(out, torch.Tensor) and out.dtype != torch.float16:
+            raise GateFailure(
+                Code.WRONG_TYPE, "the result has the dtype of q", "float16", str(out.dtype)
+            )
+        case.check(out, "float16", FLOAT16)
+
+    def test_a_pool_of_billions(self, gate: GateRun) -> None:
+        """blocks past 2**31 elements are found"""
+        length, heads = 40, (2, 1, 64)
+        found = expect.result_of(
+            lambda: interpreted(gate).call(
+                "big_pool", length=length, heads=list(heads), block_size=16
+            ),
+            "a sequence at the end of a pool of 2**31 elements",
+        )
+        past = found["past"].double()
+        wanted = dense(found["q"].double(), past, past)
+        expect.close(
+            found["out"].flatten(1), wanted.flatten(1), atol=FLOAT16, code=Code.WRONG_VALUE,
+            what="a sequence at the end of a pool of 2**31 elements",
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("argument", "more", "what"),
+        [
+            ("max_queries", {"max_queries": 0}, "no queries"),
+            ("max_queries", {"max_queries": 17}, "more queries than the kernel takes"),
+            ("num_splits", {"num_splits": 0}, "no splits"),
+            ("num_splits", {"num_splits": 3}, "three splits"),
+        ],
+    )
+    def test_bad_input_is_refused(
+        self, gate: GateRun, argument: str, more: dict[str, int], what: str
+    ) -> None:
+        """numbers out of range are refused, by name"""
+        case = Case(gate, (2, 1, 64), 16, [1], [5])
+
+        def attempt() -> None:
+            interpreted(gate).call(
+                "kernel", arguments=case.arguments, **{"max_queries": 1, "num_splits": 1, **more}
+            )
+
+        expect.rejects(attempt, argument, what)
+
+
+@pytest.mark.contract
+class TestAttention:
+    """`TritonPagedAttention`, in the interpreter."""
+
+    @pytest.mark.parametrize("splits", [None, 2])
+    def test_steps(self, gate: GateRun, splits: int | None) -> None:
+        """prefill, decode and chunks, short and long, in one step and another"""
+        pages = Pages(gate, (4, 2, 16), 4, [60, 40, 40, 30])
+        counts = [{0: 20, 1: 3}, {1: 1, 2: 17, 0: 1}, {2: 16, 3: 9}, {3: 1, 0: 1, 1: 1, 2: 1}]
+        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
+        what = f"steps of 1 to 20 queries, num_splits = {splits}"
+
+        def run() -> list[Any]:
+            scenario = interpreted(gate).start(
+                "attention", model="nano", heads=[4, 2, 16], num_blocks=pages.num_blocks,
+                block_size=4, todo=todo, num_splits=splits,
+            )  # fmt: skip
+            return [step.value for step in scenario]
+
+        compare(expect.result_of(run, what), outputs, what)
+
+
+@pytest.mark.number
+def test_kv_bytes(gate: GateRun) -> None:
+    """bytes of the pool that the kernel loads, over those of the contexts"""
+    worst = 0.0
+    for heads, splits in (((8, 2, 64), 1), ((6, 2, 128), 4)):
+        lengths = [gate.rng.randrange(150, 400) for _ in range(2)]
+        case = Case(gate, heads, 16, [1, 2], lengths, dtype=torch.float16)
+        found = expect.result_of(
+            lambda c=case, s=splits: interpreted(gate).call(
+                "loaded", arguments=c.arguments, max_queries=c.max_queries, num_splits=s
+            ),
+            "two sequences of some hundred positions",
+        )
+        case.check(found["out"], "two sequences of some hundred positions", FLOAT16)
+        worst = max(worst, found["pool"] / case.kv_bytes)
+        if found["pool"] < case.kv_bytes:
+            raise GateFailure(
+                Code.WRONG_COUNT, "the kernel itself must read the keys and values",
+                f"{case.kv_bytes:,} bytes of the pool", f"{found['pool']:,}",
+            )  # fmt: skip
+    gate.exact(
+        "kv_bytes", round(worst, 3), at_most=gate.bar("kv_bytes"), unit="x",
+        code=Code.TOO_MUCH_TRAFFIC,
+        text=f"{worst:.3f} times the keys and values of the contexts are loaded",
+        message="keys and values are loaded more than once",
+    )  # fmt: skip
+
+
+BUILDS = [
+    {"heads": 32, "kv_heads": 8, "width": 64, "block_size": 16, "queries": 1, "splits": 4},
+    {"heads": 32, "kv_heads": 8, "width": 128, "block_size": 16, "queries": 5, "splits": 1},
+    {"heads": 9, "kv_heads": 3, "width": 64, "block_size": 32, "queries": 1, "splits": 1},
+    {"heads": 32, "kv_heads": 4, "width": 128, "block_size": 32, "queries": 16, "splits": 1},
+]
+CAPABILITIES = [80, 90]
+
+
+@pytest.mark.number
+def test_builds(gate: GateRun) -> None:
+    """registers, spills and load widths of the kernels, built for sm_80 and sm_90"""
+
+    def run() -> list[Any]:
+        shapes = [{**shape, "sequences": 4} for shape in BUILDS]
+        scenario = gate.candidate_in("cpu", TRITON_INTERPRET="0").start(
+            "builds", shapes=shapes, capabilities=CAPABILITIES
+        )
+        found = []
+        for step in scenario:
+            gate.tell(f"builds: {len(found) + 1} of {len(BUILDS) * len(CAPABILITIES)}")
+            found.append(step.value)
+        return found
+
+    spills, registers, shared, wide = 0, 0, 0, 1.0
+    for launches in expect.result_of(run, "building the kernels for GPUs"):
+        read = [(launch, read_build(launch["cubin"])) for launch in launches]
+        if not any(launch["reads_pool"] for launch, _ in read):
+            raise GateFailure(
+                Code.WRONG_COUNT, "a kernel itself must read the keys and values",
+                "a launch that is handed the pool", f"{len(read)} launches, none of them",
+            )  # fmt: skip
+        for launch, build in read:
+            spills += build.spills + (build.stack_bytes > 0)
+            registers = max(registers, build.registers)
+            shared = max(shared, launch["shared"])
+            if launch["reads_pool"]:
+                wide = min(wide, build.wide_share)
+    where = " and ".join(f"sm_{capability}" for capability in CAPABILITIES)
+    gate.exact(
+        "spills", spills, equals=0, code=Code.SPILLED_REGISTERS,
+        text=f"{spills} instructions spill registers, in {len(BUILDS)} builds each for {where}",
+        message="a kernel needs more registers than a thread has",
+    )  # fmt: skip
+    gate.exact(
+        "wide_loads", round(100 * wide, 1), at_least=gate.bar("wide_loads"), unit="%",
+        code=Code.NARROW_LOADS,
+        text=f"{100 * wide:.0f}% of the bytes are loaded 128 bits at a time, at the least",
+        message="keys and values are loaded in narrow pieces",
+    )  # fmt: skip
+    gate.report(
+        "registers", registers,
+        f"at most {registers} of a thread's 255, and {shared:,} bytes of shared memory",
+    )  # fmt: skip
+
+
+def on_gpu(gate: GateRun) -> bool:
+    """Whether times of the kernel can be taken."""
+    return gate.tier == "cuda"
+
+
+@pytest.mark.number
+def test_bandwidth(gate: GateRun) -> None:
+    """KV bytes read in a second, over the measured read bandwidth (on a GPU)"""
+    if not on_gpu(gate):
+        return
+    bandwidth = probe(gate.device).read_bandwidth
+    shares = {}
+    pairs = zip(("bandwidth", "batch_one"), (64, 1), gate.bar("contexts"), strict=True)
+    for name, sequences, length in pairs:
+        seconds = alone(gate, [length] * sequences)
+        config = load_config("bench", gate.device)
+        moved = 2 * sequences * length * config.num_kv_heads * config.head_dim * 2
+        shares[name] = moved / seconds / bandwidth
+    share = shares["bandwidth"]
+    gate.exact(
+        "bandwidth", round(share, 3), at_least=gate.bar("bandwidth"), counted=False,
+        code=Code.TOO_SLOW, text=f"{share:.0%} of the read bandwidth, 64 sequences",
+    )  # fmt: skip
+    ratio = shares["batch_one"] / share
+    gate.exact(
+        "batch_one", round(ratio, 3), at_least=gate.bar("batch_one"), counted=False,
+        code=Code.TOO_SLOW,
+        text=f"one long sequence reaches {ratio:.2f} times the bandwidth of 64",
+    )  # fmt: skip
+
+
+def alone(gate: GateRun, lengths: list[int]) -> float:
+    """Median seconds of one layer's attention of a decode step."""
+    run = gate.candidate.start(
+        "attention_alone", model="bench", lengths=lengths, block_size=16, repeats=30
+    )
+    return statistics.median(expect.is_number(step.value, "seconds of a repeat") for step in run)
+
+
+@pytest.mark.number
+def test_over_gather(gate: GateRun) -> None:
+    """a decode step against stage 08, which gathers (on a GPU)"""
+    if not on_gpu(gate):
+        return
+    sequences, length = gate.bar("gather")
+    race = DecodeRace(gate, {}, [length] * sequences, scenarios=("gathered", "triton_paged"))
+
+    def words(ratio: PairedRatio) -> str:
+        a, b = ratio.candidate_s * 1e3 * sequences, ratio.baseline_s * 1e3 * sequences
+        return f"{ratio.median:.1f}x faster than gathering ({a:.2f} ms for {b:.2f})"
+
+    gate.ratio("over_gather", race.baseline, race.candidate, text=words)
