@@ -144,7 +144,7 @@ class Build:
         return self.loads[128] * 128 / total if total else 0.0
 
 
-LOAD = re.compile(r"\b(?:LDG|LDGSTS)((?:\.\w+)*)")
+LOAD = re.compile(r"\bLDG(?:STS)?((?:\.\w+)+)")
 SPILL = re.compile(r"\b(?:LDL|STL)\b")
 NARROW = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128}
 
