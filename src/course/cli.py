@@ -183,6 +183,8 @@ def _chosen(names: list[str] | None, all_stages: bool, session: object) -> list[
 
 
 def _gpu_line(stage: Stage, tier: str) -> str:
+    if not stage.model:
+        return "none: nothing of this stage runs on a GPU"
     return "" if tier == "cuda" else "not measured on this machine"
 
 
@@ -260,22 +262,26 @@ def prove(
     from course.check.gate import GateOptions
     from course.check.plain import plain
     from course.check.prove import prove as prove_stage
-    from course.check.session import Session
+    from course.check.session import NO_MODEL, Session
     from course.study.workspace import stub_source
     from course.syllabus import load_syllabus
 
     session, console, status = Session(), _console(), _status(quiet=False)
     tier = session.tier("best")
-    real = model or session.default_model(tier, False, None)
+    chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
+    real = NO_MODEL
+    if any(stage.model for stage in chosen):
+        real = model or session.default_model(tier, False, None)
 
     def options(stage: Stage, path: Path) -> GateOptions:
-        return GateOptions(path, tier, real, threads=max(1, session.machine.cores - 1))
+        name = real if stage.model else NO_MODEL
+        return GateOptions(path, tier, name, threads=max(1, session.machine.cores - 1))
 
-    chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
     total = 0
     broken: list[tuple[Stage, Proof]] = []
     for stage in chosen:
-        console.print(f"{stage.id}  {stage.title}  ({real}, {tier})", style="bold")
+        name = real if stage.model else NO_MODEL
+        console.print(f"{stage.id}  {stage.title}  ({name}, {tier})", style="bold")
         with tempfile.TemporaryDirectory() as scratch, status as say:
             for proof in prove_stage(stage, options, stub_source(stage), Path(scratch), say):
                 total += 1
