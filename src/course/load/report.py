@@ -116,7 +116,7 @@ def print_report(console: Console, measured: Measured, target: str, distinct: in
         _print_rates(console, summary, why)
     _print_errors(console, measured)
     for remark in remarks(measured, distinct):
-        console.print(Padding(Text(remark, style="yellow"), (0, 0, 0, INDENT)))
+        console.print(Padding(Text(remark, style="yellow"), (0, 0, 0, INDENT), expand=False))
 
 
 def _print_latencies(console: Console, summary: Any, why: dict[str, str]) -> None:
