@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from course.check.channel import short
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun, bar_of
-from course.measure.ratio import PairedRatio, Verdict, look
+from course.measure.ratio import Bar, PairedRatio, Verdict, look
 
 STAGE = 6
 TICK = 1 / 1024  # every delay is a multiple of this, so that sums of delays are exact
@@ -206,10 +206,11 @@ def check(found: Json, wanted: list[Json], what: str) -> None:
             Code.WRONG_LOAD, f"{what}: one timeline for each request that was sent",
             str(len(wanted)), str(len(got)),
         )  # fmt: skip
-    for index, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        where = f"request {index} of {len(wanted)}"
+    places = [f"request {index} of {len(wanted)}" for index in range(len(wanted))]
+    for one, other, where in zip(got, wanted, places, strict=True):
         for name in ("intended", "sent"):
             same(one[name], other[name], f"{what}: `{name}`", Code.WRONG_LOAD, where)
+    for one, other, where in zip(got, wanted, places, strict=True):
         if one["error"] != other["error"]:
             raise GateFailure(
                 Code.WRONG_VALUE, f"{what}: `error`", repr(other["error"]), repr(one["error"]),
@@ -841,17 +842,25 @@ class Runs:
 
     def compare(
         self, timelines: list[Json], blocks: list[tuple[float, float]], figure: str,
-        recorded: Callable[[float, float], list[float]],
+        recorded: Callable[[int, float, float], list[float]],
     ) -> None:  # fmt: skip
-        """Add one ratio for each block and percentile: the server's over the client's."""
+        """Add one ratio for each block and percentile: the server's over the client's.
+
+        recorded: what the server wrote down of a block: its index, start and end are given.
+        """
         found = expect.result_of(
             lambda: self.gate.candidate.call(
                 "summaries", timelines=timelines, windows=[list(block) for block in blocks]
             ),
             "summarize, of a load over HTTP",
         )
-        for block, got in zip(blocks, found, strict=True):
-            values = recorded(*block)
+        for index, (block, got) in enumerate(zip(blocks, found, strict=True)):
+            values = recorded(index, *block)
+            if not values:
+                raise GateFailure(
+                    Code.MISMEASURED, "the server had nothing to do in the middle of the load",
+                    "requests that keep coming", f"{block[1] - block[0]:.2f} s without any",
+                )  # fmt: skip
             for name, ratio in self.ratios.items():
                 level = name.removeprefix(f"{figure}_")
                 if not isinstance(got, dict) or not isinstance(got.get(figure), dict):
@@ -873,8 +882,11 @@ class Runs:
 
     def looked(self, name: str) -> Any:
         """The state of one figure."""
-        ratio, bar = self.ratios[name], bar_of(self.gate.bar(name))
-        return look(ratio, bar, final_at=self.final_at[name])
+        return look(self.ratios[name], self.bar(name), final_at=self.final_at[name])
+
+    def bar(self, name: str) -> Bar:
+        """The band of one figure. An interval that lies outside decides, however wide it is."""
+        return replace(bar_of(self.gate.bar(name)), max_spread=1e9)
 
     def record(self, figure: str) -> None:
         """Every figure with its verdict; the first that is off ends the gate."""
@@ -885,11 +897,11 @@ class Runs:
             if verdict is Verdict.FAIL and late > NOISY:
                 verdict = Verdict.INCONCLUSIVE  # the server's own timers are late: blame nobody
             measured, recorded = 1e3 * ratio.candidate_s, 1e3 * ratio.baseline_s
-            bar = bar_of(self.gate.bar(name))
+            bar = self.bar(name)
             self.gate.interval(
                 name, ratio, seen.interval, verdict, "x",
-                text=f"{measured:,.1f} ms measured, {recorded:,.1f} ms recorded by the server "
-                f"({100 / ratio.median - 100:+.1f}%)",
+                text=f"{recorded:,.1f} ms by the server's record, measured "
+                f"{100 / ratio.median - 100:+.1f}%",
                 needs=str(bar), extra={"server_late_p90": late},
             )  # fmt: skip
             if verdict is Verdict.FAIL:
@@ -912,18 +924,18 @@ def cut(start: float, end: float) -> list[tuple[float, float]]:
 def test_ttft(gate: GateRun) -> None:
     """TTFT of an open loop against the server's record"""
     runs = Runs(gate, "open", ["ttft_p50", "ttft_p99"])
-    rate, edge, count = 40.0, 20, 10 * BLOCKS + 40
-    arrivals = [i / rate for i in range(count)]
+    rate, edge, each = 40.0, 20, 10
+    arrivals = [i / rate for i in range(2 * edge + each * BLOCKS)]
     while runs.open:
         gate.tell("TTFT: an open loop over HTTP")
-        timelines, records = runs.load(count, arrivals)
+        timelines, records = runs.load(len(arrivals), arrivals)
         # A block begins half-way between two requests, so that both ends agree who belongs to it.
-        first = records[edge].received - 0.5 / rate
-        blocks = cut(first, first + 10 * BLOCKS / rate)
+        first = records[0].received + (edge - 0.5) / rate
+        blocks = cut(first, first + each * BLOCKS / rate)
+        waits = [record.ttft for record in records[edge:-edge]]
         runs.compare(
-            timelines, blocks, "ttft",
-            lambda a, b, r=records: [one.ttft for one in r if a <= one.received < b],
-        )  # fmt: skip
+            timelines, blocks, "ttft", lambda i, a, b, w=waits: w[each * i : each * (i + 1)]
+        )
     runs.record("ttft")
 
 
@@ -939,7 +951,7 @@ def test_itl_and_occupancy(gate: GateRun) -> None:
         start, end = records[users].received, records[count - users].received
         runs.compare(
             timelines, cut(start, end), "itl",
-            lambda a, b, r=records: [gap for one in r for gap in one.gaps(a, b)],
+            lambda i, a, b, r=records: [gap for one in r for gap in one.gaps(a, b)],
         )  # fmt: skip
         [got] = gate.candidate.call("summaries", timelines=timelines, windows=[[start, end]])
         product = both(got["occupancy"], "occupancy")

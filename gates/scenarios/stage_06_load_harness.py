@@ -165,7 +165,7 @@ def drive(env: Any, kind: str, url: str, count: int, how: Any) -> list[Any]:
     async def main() -> list[Any]:
         timelines: list[Any] = []
         drive = env.solution.closed_loop if kind == "closed" else env.solution.open_loop
-        async with Client(url, model="fake", connections=None) as client:
+        async with Client(url, model="fake", chunk_usage=True) as client:
             await drive(client.send, (f"prompt {i}" for i in range(count)), how, timelines)
         return [plain_timeline(timeline) for timeline in timelines]
 
