@@ -26,12 +26,30 @@ TICK = 1 / 1024  # every delay is a multiple of this, so that sums of delays are
 Json = dict[str, Any]
 
 
+LIKELY = {
+    "stamps": "Another clock than the event loop's, or one that is read after something else.",
+    "token_times": "A chunk is taken for one token, or a chunk without text for a token.",
+    "ttft": "It counts from `sent`, or to a chunk without text.",
+    "itl": "Each token but the first closes one gap; tokens of one chunk have none between them.",
+    "tpot": "n tokens have n - 1 gaps between the first and the last.",
+    "e2e": "It counts from `sent`, or to the last chunk instead of the end.",
+    "percentile": "The rank is q / 100 * (n - 1), and between two values it is interpolated.",
+    "steady_window": "The burst at the start or the tail at the end is taken for steady state.",
+    "throughput": "Tokens belong to the window in which they came, of requests that finished.",
+    "occupancy": "First tokens are counted as gaps, waiting requests as decoding, or a request's "
+    "stretch is not cut at the edges of the window.",
+    "summarize": "Requests belong to the window in which they were due, gaps to that in which "
+    "their token came; percentiles are of all values together.",
+}
+
+
 # -- comparing -----------------------------------------------------------------------------------
 
 
 def same(
-    got: Any, expected: Any, what: str, code: Code = Code.WRONG_VALUE, where: str = ""
-) -> None:
+    got: Any, expected: Any, what: str, code: Code = Code.WRONG_VALUE, where: str = "",
+    likely: str = "",
+) -> None:  # fmt: skip
     """A number, a list of numbers, or None where nothing could be measured."""
     if expected is None and got is not None:
         raise GateFailure(
@@ -40,7 +58,9 @@ def same(
     if expected is None:
         return
     if got is None:
-        raise GateFailure(code, f"{what} is absent", short(expected, 80), "None", where=where)
+        raise GateFailure(
+            code, f"{what} is absent", short(expected, 80), "None", where=where, likely=likely
+        )
     if isinstance(expected, list):
         if not isinstance(got, list):
             raise GateFailure(Code.WRONG_TYPE, what, "a list", short(got, 80), where=where)
@@ -48,13 +68,16 @@ def same(
             raise GateFailure(
                 code, f"{what} has the wrong number of values", f"{len(expected)}: "
                 f"{short(expected, 120)}", f"{len(got)}: {short(got, 120)}", where=where,
+                likely=likely,
             )  # fmt: skip
         for index, (one, other) in enumerate(zip(got, expected, strict=True)):
-            same(one, other, f"{what}[{index}]", code, where)
+            same(one, other, f"{what}[{index}]", code, where, likely)
         return
     number = expect.is_number(got, what)
     if not math.isclose(number, expected, rel_tol=1e-9, abs_tol=1e-9):
-        raise GateFailure(code, what, f"{expected:,.6g}", f"{number:,.6g}", where=where)
+        raise GateFailure(
+            code, what, f"{expected:,.6g}", f"{number:,.6g}", where=where, likely=likely
+        )
 
 
 def call(gate: GateRun, name: str, *args: Any, what: str = "") -> Any:
@@ -219,14 +242,17 @@ def check(found: Json, wanted: list[Json], what: str) -> None:
         times, tokens = (
             [[chunk[i] for chunk in t["chunks"]] for t in (one, other)] for i in (0, 1)
         )
-        same(times[0], times[1], f"{what}: the times of the chunks", where=where)
+        same(
+            times[0], times[1], f"{what}: the times of the chunks", where=where,
+            likely=LIKELY["stamps"],
+        )  # fmt: skip
         if tokens[0] != tokens[1] or one["output_tokens"] != other["output_tokens"]:
             raise GateFailure(
                 Code.WRONG_VALUE, f"{what}: the tokens of the chunks, and the server's count",
                 f"{tokens[1]}, {other['output_tokens']}", f"{tokens[0]}, {one['output_tokens']}",
                 where=where,
             )  # fmt: skip
-        same(one["ended"], other["ended"], f"{what}: `ended`", where=where)
+        same(one["ended"], other["ended"], f"{what}: `ended`", where=where, likely=LIKELY["stamps"])
 
 
 def in_flight(found: Json) -> Iterator[tuple[float, int]]:
@@ -491,14 +517,16 @@ class TestOneRequest:
             got = expect.result_of(
                 lambda c=case: gate.candidate.call("metric", name=name, timeline=c.given), what
             )
-            same(got, getattr(case, name), what, where=short(case.given["chunks"], 120))
+            shown = f"due at 1 s; chunks as (time, tokens): {short(case.given['chunks'], 120)}"
+            same(got, getattr(case, name), what, where=shown, likely=LIKELY[name])
 
     def test_latencies_count_from_the_intended_time(self, gate: GateRun) -> None:
         """a request that was sent late: its waiting counts from when it was due"""
         late = timeline([(5.0, 1), (6.0, 1)], 2, 6.5, intended=1.0, sent=4.0)
         for name, wanted in (("ttft", 4.0), ("e2e", 5.5), ("tpot", 1.0), ("itl", [1.0])):
             got = gate.candidate.call("metric", name=name, timeline=late)
-            same(got, wanted, f"{name} of a request that was due at 1 s and sent at 4 s")
+            what = f"{name} of a request that was due at 1 s and sent at 4 s"
+            same(got, wanted, what, likely=LIKELY[name])
 
 
 # -- many requests -------------------------------------------------------------------------------
@@ -515,7 +543,8 @@ class TestPercentile:
             for q in (0, 12.5, 50, 90, 99, 100):
                 found = call(gate, "percentile", values, q, what=f"percentile({count} values, {q})")
                 wanted = float(numpy.percentile(values, q))
-                same(found["value"], wanted, f"percentile({count} values, {q})")
+                what = f"percentile({count} values, {q})"
+                same(found["value"], wanted, what, likely=LIKELY["percentile"])
                 expect.unchanged(values, found["args"][0], "the list of values")
 
     @pytest.mark.parametrize(
@@ -567,7 +596,8 @@ class TestSteadyWindow:
         for warmup, cooldown in ((0, 1), (4, 4), (0, 7), (9, 10), (18, 1)):
             what = f"the steady window of 20 requests, warmup {warmup}, cooldown {cooldown}"
             wanted = [warmup * 0.5, (20 - cooldown) * 0.5]
-            same(self.found(gate, many, warmup, cooldown, what=what), wanted, what)
+            found = self.found(gate, many, warmup, cooldown, what=what)
+            same(found, wanted, what, likely=LIKELY["steady_window"])
             mixed = gate.rng.sample(many, len(many))
             same(self.found(gate, mixed, warmup, cooldown, what=what), wanted, f"{what}, unsorted")
 
@@ -725,7 +755,8 @@ class TestManyRequests:
 def check_window(gate: GateRun, many: list[Json], start: float, end: float, what: str) -> None:
     """Throughput, occupancy and summary of one window."""
     got = aggregate(gate, "throughput", many, window(start, end), what=what)
-    same(got, oracle.tokens_per_second(many, start, end), f"{what}: throughput")
+    wanted = oracle.tokens_per_second(many, start, end)
+    same(got, wanted, f"{what}: throughput", likely=LIKELY["throughput"])
     check_occupancy(gate, many, start, end, oracle.little(many, start, end))
     check_summary(gate, many, start, end, what)
 
@@ -735,10 +766,8 @@ def check_occupancy(
 ) -> None:
     """Both sides of Little's law, or None."""
     what = f"occupancy from {start} s to {end} s"
-    same(
-        both(aggregate(gate, "occupancy", many, window(start, end), what=what), what), wanted,
-        f"{what} (product, counted)",
-    )  # fmt: skip
+    got = both(aggregate(gate, "occupancy", many, window(start, end), what=what), what)
+    same(got, wanted, f"{what} (product, counted)", likely=LIKELY["occupancy"])
 
 
 def both(value: Any, what: str) -> Any:
@@ -770,7 +799,7 @@ def check_summary(gate: GateRun, many: list[Json], start: float, end: float, wha
         if not isinstance(got[name], dict) or set(got[name]) != set(wanted[name]):
             raise GateFailure(Code.WRONG_TYPE, f"{what}: {name}", "a Stat", short(got[name], 80))
         for field, value in wanted[name].items():
-            same(got[name][field], value, f"{what}: {name}.{field}")
+            same(got[name][field], value, f"{what}: {name}.{field}", likely=LIKELY["summarize"])
     same(both(got["occupancy"], what), wanted["occupancy"], f"{what}: occupancy")
 
 
