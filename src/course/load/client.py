@@ -59,6 +59,7 @@ class Client:
         if api not in APIS:
             raise ValueError(f"api must be one of {', '.join(APIS)}, got {api!r}")
         self.base, self.api = _endpoint(url, api)
+        self.name = _without_password(self.base)
         self.model = model
         self.max_tokens = max_tokens
         self.stream = stream
@@ -94,11 +95,11 @@ class Client:
             reply = await self._http.get(self.base + "/models")
             return str(reply.raise_for_status().json()["data"][0]["id"])
         except httpx.HTTPStatusError as error:
-            why = f"{self.base}/models answers with HTTP {error.response.status_code}"
+            why = f"{self.name}/models answers with HTTP {error.response.status_code}"
         except httpx.HTTPError as error:
-            raise ValueError(f"{self.base} does not answer: {_words(error)}") from None
+            raise ValueError(f"{self.name} does not answer: {_words(error)}") from None
         except (ValueError, LookupError, TypeError):
-            why = f"{self.base}/models names no model"
+            why = f"{self.name}/models names no model"
         raise ValueError(f"{why}; say which to ask for: --model")
 
     async def send(self, prompt: str) -> AsyncIterator[Chunk]:
@@ -245,13 +246,23 @@ def _endpoint(url: str, api: str) -> tuple[str, str]:
     if "://" not in url:
         url = "http://" + url
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        known = httpx.URL(url).scheme in ("http", "https") and bool(parts.hostname)
+    except httpx.InvalidURL:
+        known = False
+    if not known:
         raise ValueError(f"url must be that of an HTTP server, got {url!r}")
     base = url.rstrip("/")
     for name in ("chat", "completions"):
         if base.endswith(APIS[name]):
             return base.removesuffix(APIS[name]), name
     return (base if parts.path.strip("/") else base + "/v1"), api
+
+
+def _without_password(url: str) -> str:
+    """What can be shown and written down of a URL."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _kind(error: httpx.HTTPError) -> str:

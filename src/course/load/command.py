@@ -90,14 +90,14 @@ def _measure(wish: Wish, console: Console, progress: Console) -> int:
         measured.interrupted = True
     except BaseExceptionGroup as group:
         raise _first(group) from None
-    print_report(console, measured, client.base, len(set(prompts)))
+    print_report(console, measured, client.name, len(set(prompts)))
     if wish.json_file is not None:
-        document = as_dict(measured, client.base, _settings(wish))
+        document = as_dict(measured, client.name, _settings(wish))
         wish.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if wish.plot_file is not None:
         from course.load.plot import plot
 
-        plot(measured, wish.plot_file, f"{client.base}, {load.words}")
+        plot(measured, wish.plot_file, f"{client.name}, {load.words}")
     return 0 if any(timeline.finished for timeline in measured.timelines) else 1
 
 

@@ -76,8 +76,8 @@ class FakeServer:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # broken answers are meant
         config = uvicorn.Config(
-            self._app, interface="asgi3", lifespan="off", ws="none", log_config=None,
-            access_log=False, timeout_graceful_shutdown=0,
+            self._app, interface="asgi3", loop="asyncio", http="h11", ws="none", lifespan="off",
+            log_config=None, access_log=False, timeout_graceful_shutdown=0,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, daemon=True)
