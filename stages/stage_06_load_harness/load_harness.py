@@ -63,7 +63,7 @@ class Summary:
     itl: Stat | None
     tpot: Stat | None
     e2e: Stat | None
-    lag: Stat | None  # how much later than intended the client sent
+    lag: Stat | None  # how much later than intended the client sent, of all requests
     occupancy: Occupancy | None
 
 
@@ -100,7 +100,8 @@ async def closed_loop(
     """Keep `concurrency` requests in flight until all have been sent; return when all have ended.
 
     When one ends, well or not, the next is sent at once. A request is taken from `requests` only
-    when it is sent.
+    when it is sent. Whatever `send` raises is that request's own `error`: the message of a
+    RequestFailed, the name of the type of any other exception.
 
     Args:
         send: `async for chunk in send(request)` sends a request and gives its answer's chunks.
@@ -125,7 +126,7 @@ async def open_loop(
     when it was intended. What has no partner among `requests` or `arrivals` is not sent.
 
     Args:
-        send, timelines: as for `closed_loop`.
+        send, timelines: as for `closed_loop`, failures included.
         arrivals: from 0 upwards, in order.
 
     Raises:
@@ -225,7 +226,8 @@ def throughput(timelines: Sequence[Timeline], window: Window) -> float | None:
 
     Each token counts if it came in the window. Where token times are unknown, the server's count is
     spread evenly over the chunks that have text; without any, all tokens came at the end. None if
-    no request that was under way in the window finished, or one of them has no count at all.
+    no request that was under way in the window (due before its end, over after its start) finished,
+    or one of them has no count at all.
     """
     raise NotImplementedError("your code goes here")
 
@@ -237,7 +239,8 @@ def occupancy(timelines: Sequence[Timeline], window: Window) -> Occupancy | None
     so they do not count. And by counting: the average over the window's time of the number of
     requests whose first token has come and whose last has not.
 
-    None if there is no throughput, or some request's inter-token latencies are unknown.
+    None if there is no throughput, no gap closed in the window, or the inter-token latencies of a
+    request that was under way are unknown.
     """
     raise NotImplementedError("your code goes here")
 
@@ -247,6 +250,7 @@ def summarize(timelines: Sequence[Timeline], window: Window) -> Summary:
 
     A request belongs to the window in which it was due; a gap to that in which its token came.
     Percentiles are those of all values together, never of percentiles. Only requests that finished
-    have latencies; a `Stat` is None if there is no value at all.
+    have latencies, and a `Stat` is None if there is no value at all. Missing in `itl` are finished
+    requests that were under way in the window, in the others those that were due in it.
     """
     raise NotImplementedError("your code goes here")

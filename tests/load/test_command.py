@@ -58,7 +58,7 @@ def test_a_closed_loop(course: Terminal, tmp_path: Path) -> None:
     assert len(document["timelines"]) == len(server.records) == 24
     assert document["summary"]["requests"] == 16
     assert document["not_measured"] == {}
-    assert 0.03 < document["summary"]["ttft"]["p50"] < 0.2
+    assert 0.03 < document["summary"]["ttft"]["p50"] < 0.5
     # As the server saw it, by a clock that both read.
     first = document["timelines"][0]
     assert abs(first["chunks"][1][0] - server.records[0].sent[0][0]) < 0.1
@@ -74,7 +74,7 @@ def test_an_open_loop(course: Terminal) -> None:
     assert "open loop, 40 per second (constant) · 40 requests" in ended.words
     assert "32 requests" in row(ended.out, "E2E")
     received = [record.received for record in server.records]
-    assert 0.8 < received[-1] - received[0] < 1.5
+    assert 0.8 < received[-1] - received[0] < 3.0
 
 
 def test_chunks_without_counts(course: Terminal) -> None:
