@@ -18,10 +18,21 @@ from course.types import (
     Request,
     SamplingParams,
     Sequence,
+    Timeline,
     check_generation,
     require_int,
     require_range,
 )
+
+
+def test_a_timeline_is_finished_when_the_whole_answer_came() -> None:
+    timeline = Timeline(intended=1.0, sent=1.5)
+    assert not timeline.finished
+    timeline.ended = 2.0
+    assert timeline.finished
+    timeline.error = "HTTP 429"
+    assert not timeline.finished
+    assert Timeline(0.0, 0.0).chunks is not timeline.chunks
 
 
 @dataclass

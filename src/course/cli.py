@@ -183,6 +183,8 @@ def _chosen(names: list[str] | None, all_stages: bool, session: object) -> list[
 
 
 def _gpu_line(stage: Stage, tier: str) -> str:
+    if not stage.model:
+        return "none: nothing of this stage runs on a GPU"
     return "" if tier == "cuda" else "not measured on this machine"
 
 
@@ -260,22 +262,26 @@ def prove(
     from course.check.gate import GateOptions
     from course.check.plain import plain
     from course.check.prove import prove as prove_stage
-    from course.check.session import Session
+    from course.check.session import NO_MODEL, Session
     from course.study.workspace import stub_source
     from course.syllabus import load_syllabus
 
     session, console, status = Session(), _console(), _status(quiet=False)
     tier = session.tier("best")
-    real = model or session.default_model(tier, False, None)
+    chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
+    real = NO_MODEL
+    if any(stage.model for stage in chosen):
+        real = model or session.default_model(tier, False, None)
 
     def options(stage: Stage, path: Path) -> GateOptions:
-        return GateOptions(path, tier, real, threads=max(1, session.machine.cores - 1))
+        name = real if stage.model else NO_MODEL
+        return GateOptions(path, tier, name, threads=max(1, session.machine.cores - 1))
 
-    chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
     total = 0
     broken: list[tuple[Stage, Proof]] = []
     for stage in chosen:
-        console.print(f"{stage.id}  {stage.title}  ({real}, {tier})", style="bold")
+        name = real if stage.model else NO_MODEL
+        console.print(f"{stage.id}  {stage.title}  ({name}, {tier})", style="bold")
         with tempfile.TemporaryDirectory() as scratch, status as say:
             for proof in prove_stage(stage, options, stub_source(stage), Path(scratch), say):
                 total += 1
@@ -658,6 +664,67 @@ def model_fetch(name: Annotated[str, typer.Argument(help="smollm2-135m, or a hub
     print(f"{name} is here")
 
 
+# -- measuring a server --------------------------------------------------------------------------
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Such as http://localhost:8000.")],
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: requests in flight.  [default: 8]")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Open loop: requests per second, on average.")
+    ] = None,
+    arrivals: Annotated[
+        str, typer.Option(help="Of an open loop: poisson or constant.")
+    ] = "poisson",
+    requests: Annotated[int | None, typer.Option(min=1, help="How many in all.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, help="Left out at the start, and as many at the end.")
+    ] = None,
+    prompts: Annotated[
+        str, typer.Option(help="chat, code, revision, or a file: one in each line.")
+    ] = "chat",
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most that an answer has.")] = 128,
+    model: Annotated[str, typer.Option(help="The server's first, if not said.")] = "",
+    api: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="Answers in pieces, or in one.")
+    ] = True,
+    chunk_usage: Annotated[
+        bool, typer.Option("--chunk-usage", help="Ask for token counts in every chunk (vLLM).")
+    ] = False,
+    tokenizer: Annotated[
+        str, typer.Option(help="Counts tokens where the server does not: a model's name.")
+    ] = "",
+    api_key: Annotated[
+        str, typer.Option(metavar="VARIABLE", help="Environment variable that holds the key.")
+    ] = "",
+    timeout: Annotated[float, typer.Option(help="Longest silence, in seconds.")] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of Poisson arrivals.")] = 0,
+    parts: Annotated[str, typer.Option(help="Whose stage 06: reference or mine.")] = "reference",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Put a load on an OpenAI-compatible server, and measure it with stage 06's harness.
+
+    Ctrl-C ends the load, and what was measured so far is reported.
+    Status: 0 measured, 1 no request finished.
+    """
+    from course.load.command import Wish, measure
+
+    wish = Wish(
+        url, concurrency, rate, arrivals, requests, warmup, prompts, max_tokens, model, api,
+        stream, chunk_usage, tokenizer, api_key, timeout, seed, parts, json_file, plot_file,
+    )  # fmt: skip
+    raise typer.Exit(measure(wish, _console(), _console(stderr=True)))
+
+
 # -- changing the course -------------------------------------------------------------------------
 
 
@@ -703,6 +770,26 @@ def dev_readme(
     for line in stale:
         print(line)
     raise typer.Exit(1 if stale and check_only else 0)
+
+
+@dev_app.command("fake-server")
+def dev_fake_server(
+    first: Annotated[float, typer.Option(min=0, help="Seconds until the first token.")] = 0.2,
+    gap: Annotated[float, typer.Option(min=0, help="Seconds between two chunks.")] = 0.02,
+    tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 64,
+    per_chunk: Annotated[int, typer.Option(min=1, help="Tokens in a chunk.")] = 1,
+) -> None:
+    """A server that computes nothing and whose delays are known, to try `course load` on."""
+    import time
+
+    from course.load.fake_server import Answer, FakeServer
+
+    sizes = [min(per_chunk, tokens - done) for done in range(0, tokens, per_chunk)]
+    answer = Answer(first, (gap,) * (len(sizes) - 1), tuple(sizes))
+    with FakeServer(lambda _: answer) as server:
+        print(f"{server.url}  (Ctrl-C ends it)", flush=True)
+        while True:
+            time.sleep(3600)
 
 
 @dev_app.command("test")

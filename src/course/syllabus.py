@@ -36,6 +36,7 @@ class Stage:
     predict: str = ""  # the question of `course predict`
     predicts: str = ""  # the name of the measured number that the prediction is scored against
     terms: tuple[str, ...] = ()
+    model: bool = True  # whether a number is measured on a model; if not, no model is loaded
     points: int = 5
     seconds: float = 300.0  # the longest that a student's code may run in one reply
     memory_mb: int = 6000  # resident memory of the student's process tree

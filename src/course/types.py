@@ -2,7 +2,8 @@
 
 A *request* is what a client sends. A *sequence* is a request that the engine has taken on: it owns
 tokens and, from stage 07 on, cache blocks. A *step batch* is what one forward pass computes: some
-tokens of some sequences, laid out flat. An *output* is what one step adds to one request.
+tokens of some sequences, laid out flat. An *output* is what one step adds to one request. A
+*timeline* is one request as its client saw it, from outside, with a clock in hand.
 
 Nothing here computes; nothing here knows how a stage does its work.
 """
@@ -10,11 +11,11 @@ Nothing here computes; nothing here knows how a stage does its work.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -148,6 +149,47 @@ class Output:
     text: str = ""
     finish_reason: FinishReason | None = None
     reason: str = ""  # for REFUSED: what can never fit, and by how much
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One piece of an answer, as a server sends it."""
+
+    tokens: int | None  # in its text: 0 if it has none, None if there is text and nobody counts it
+    output_tokens: int | None = None  # of the answer so far, where the server says so
+
+
+class RequestFailed(Exception):
+    """An answer that did not come, or broke off. The message is the kind of failure: "HTTP 429"."""
+
+
+# How a request is sent: called with the request, it gives the answer's chunks as they come. It
+# raises RequestFailed where there is no whole answer.
+Send = Callable[[Any], AsyncIterator[Chunk]]
+
+
+class Stamp(NamedTuple):
+    """When a chunk came, and how many tokens its text has (see `Chunk`)."""
+
+    time: float
+    tokens: int | None
+
+
+@dataclass
+class Timeline:
+    """One request as its client saw it. Times are in seconds, by the clock of the event loop."""
+
+    intended: float  # when it was due
+    sent: float  # when it really was sent: later, if the client itself was late
+    chunks: list[Stamp] = field(default_factory=list)
+    output_tokens: int | None = None  # the server's own count, if it gave one
+    ended: float | None = None  # when the answer was over or had failed; None: it is not known yet
+    error: str | None = None  # the kind of failure
+
+    @property
+    def finished(self) -> bool:
+        """Whether the whole answer came."""
+        return self.ended is not None and self.error is None
 
 
 class HasVocabulary(Protocol):

@@ -201,3 +201,17 @@ def test_a_gate_is_all_of_its_files(toy: ToyCourse) -> None:
         assert gate_hash(stage, "nano") != before, path
         path.write_text(text)
     assert gate_hash(stage, "nano") == before
+
+
+def test_a_stage_that_needs_no_model_fetches_none(
+    toy: ToyCourse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.solve()
+    syllabus = toy.home / "course.toml"
+    text = syllabus.read_text()
+    syllabus.write_text(text.replace('slug = "toy"', 'slug = "toy"\nmodel = false'))
+    load_syllabus.cache_clear()
+    monkeypatch.setattr(Session, "default_model", lambda *_: pytest.fail("a model was asked for"))
+    found = check(toy, model=None)
+    assert (found.model, found.passed) == ("no model", True)
+    assert check(toy, model="no-such-model").model == "no model"  # as `--all --model` would

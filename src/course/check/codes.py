@@ -49,6 +49,8 @@ class Code(StrEnum):
     TOO_FEW_TOKENS = "TOO_FEW_TOKENS"
     WRONG_LOGITS = "WRONG_LOGITS"
     WRONG_VALUE = "WRONG_VALUE"
+    MADE_UP = "MADE_UP"
+    WRONG_LOAD = "WRONG_LOAD"
     NO_ERROR_RAISED = "NO_ERROR_RAISED"
     WRONG_ERROR = "WRONG_ERROR"
     MUTATED_INPUT = "MUTATED_INPUT"
@@ -61,6 +63,7 @@ class Code(StrEnum):
     NARROW_LOADS = "NARROW_LOADS"
     TOO_SLOW = "TOO_SLOW"
     TOO_GOOD = "TOO_GOOD"
+    MISMEASURED = "MISMEASURED"
     TOO_NOISY = "TOO_NOISY"
     # conduct
     FORBIDDEN_IMPORT = "FORBIDDEN_IMPORT"
@@ -172,6 +175,26 @@ PAGES: dict[Code, Page] = {
         ("A factor left out (2 for keys *and* values).", "Bits for bytes.", "Heads mixed up."),
         "Work the smallest case of the chapter by hand.",
     ),
+    Code.MADE_UP: _P(
+        Kind.CONTRACT,
+        "A figure stands where nothing was measured: it must be absent, that is None.",
+        (
+            "0 in place of what is not known.",
+            "Chunks counted as tokens, though nobody said how many each of them holds.",
+            "The latency of a request that failed.",
+        ),
+        "Ask what was really seen of this request. A guess among measurements looks like one.",
+    ),
+    Code.WRONG_LOAD: _P(
+        Kind.CONTRACT,
+        "The requests were not sent as the load asks for: when, how many at once, or which.",
+        (
+            "A request waits for one that has nothing to do with it.",
+            "The next request waits until a whole group has ended.",
+            "Gaps are slept one by one, so that each delay moves all that follows.",
+        ),
+        "Write down on paper when each request is due, for 2 in flight and 4 requests.",
+    ),
     Code.NO_ERROR_RAISED: _P(
         Kind.CONTRACT,
         "Bad input was accepted in silence.",
@@ -247,6 +270,16 @@ PAGES: dict[Code, Page] = {
             "A GPU timed without waiting for it.",
         ),
         "Ask what bytes really moved, and whether the clock stopped after they had.",
+    ),
+    Code.MISMEASURED: _P(
+        Kind.NUMBER,
+        "What the solution measured is not what the other side recorded of the same events.",
+        (
+            "Work between two chunks: what comes meanwhile waits, and is stamped too late.",
+            "A chunk counted as one token.",
+            "A clock that is read after something else was awaited.",
+        ),
+        "Stamp a chunk as soon as it is there, and put all other work off until the end.",
     ),
     Code.TOO_NOISY: _P(
         Kind.NUMBER,

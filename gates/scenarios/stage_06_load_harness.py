@@ -1,0 +1,197 @@
+"""Stage 06, the half that runs beside the solution.
+
+Loads run in virtual time against answers that are written down beforehand, so that every moment is
+known exactly. The numbers run in real time, over HTTP, against a server in the baseline's worker.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from course.load import virtual_time
+from course.load.client import Client
+from course.types import Chunk, RequestFailed, Stamp, Timeline
+
+__all__ = [
+    "aggregate", "drive", "function", "load", "metric", "serve", "shared_randomness", "summaries",
+]  # fmt: skip
+
+Json = dict[str, Any]
+
+
+def function(env: Any, name: str, args: list[Any]) -> Json:
+    """A function of plain values, and what became of its arguments."""
+    return {"value": getattr(env.solution, name)(*args), "args": args}
+
+
+def shared_randomness(env: Any) -> bool:
+    """Whether drawing arrival times leaves the random numbers of others alone."""
+    before = random.getstate()
+    env.solution.arrival_times(5.0, 10, "poisson", 3)
+    return random.getstate() == before
+
+
+def metric(env: Any, name: str, timeline: Json) -> Any:
+    """A figure of one request."""
+    return getattr(env.solution, name)(timeline_of(timeline))
+
+
+def aggregate(env: Any, name: str, timelines: list[Json], args: list[Any]) -> Json:
+    """A figure of many requests; a window among the arguments comes as ["window", start, end]."""
+    made = [timeline_of(timeline) for timeline in timelines]
+    order = list(map(id, made))
+    window = env.solution.Window
+    value = getattr(env.solution, name)(
+        made, *(window(*arg[1:]) if isinstance(arg, list) else arg for arg in args)
+    )
+    return {"value": plain(value), "unchanged": order == list(map(id, made))}
+
+
+def summaries(env: Any, timelines: list[Json], windows: list[list[float]]) -> list[Any]:
+    """What happened in each of some windows."""
+    made = [timeline_of(timeline) for timeline in timelines]
+    windows_of = (env.solution.Window(*window) for window in windows)
+    return [plain(env.solution.summarize(made, window)) for window in windows_of]
+
+
+# -- virtual time --------------------------------------------------------------------------------
+
+
+class Backend:
+    """Answers by a script, and notes when a request is taken, sent and over.
+
+    A script says for each request: `chunks`, each [seconds before it, tokens, output_tokens];
+    `rest`, the seconds from the last one to the end; `error`, if it fails then; and `busy`, the
+    seconds for which its sending keeps the client from doing anything else. With `slots`, only so
+    many are answered at a time, and the others wait in line.
+    """
+
+    def __init__(self, script: list[Json], slots: int | None) -> None:
+        self.script = script
+        self.slots = asyncio.Semaphore(slots or len(script) + 1)
+        self.events: list[tuple[float, str, int]] = []
+
+    def note(self, what: str, index: int) -> None:
+        self.events.append((asyncio.get_running_loop().time(), what, index))
+
+    def requests(self) -> Iterator[int]:
+        for index in range(len(self.script)):
+            self.note("taken", index)
+            yield index
+
+    async def send(self, index: int) -> AsyncIterator[Chunk]:
+        answer = self.script[index]
+        self.note("sent", index)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop.advance(answer.get("busy", 0.0))
+        try:
+            async with self.slots:
+                for seconds, tokens, output_tokens in answer["chunks"]:
+                    await asyncio.sleep(seconds)
+                    yield Chunk(tokens, output_tokens)
+                await asyncio.sleep(answer.get("rest", 0.0))
+                if answer.get("bug"):
+                    raise KeyError("choices")
+                if answer.get("error"):
+                    raise RequestFailed(answer["error"])
+        finally:
+            self.note("over", index)
+
+
+def load(
+    env: Any, kind: str, script: list[Json], how: Any, slots: int | None = None,
+    cancel_at: float | None = None,
+) -> Json:  # fmt: skip
+    """A whole load in virtual time; `how` is the concurrency or the arrival times.
+
+    cancel_at: when to cancel it; time then goes on for another 100 seconds.
+    """
+
+    async def main() -> Json:
+        clock = asyncio.get_running_loop().time
+        backend = Backend(script, slots)
+        timelines: list[Any] = []
+        drive = env.solution.closed_loop if kind == "closed" else env.solution.open_loop
+        job = asyncio.ensure_future(drive(backend.send, backend.requests(), how, timelines))
+        if cancel_at is not None:
+            await asyncio.sleep(cancel_at)
+            job.cancel()
+            await asyncio.wait([job])
+            cancelled = job.cancelled()
+            await asyncio.sleep(100.0)
+        else:
+            await job
+            cancelled = False
+        return {
+            "timelines": [plain_timeline(timeline) for timeline in timelines],
+            "events": [list(event) for event in backend.events],
+            "ended": clock(),
+            "cancelled": cancelled,
+            "tasks": len(asyncio.all_tasks()) - 1,
+        }
+
+    return unwrapped(lambda: virtual_time.run(main()))
+
+
+def unwrapped(run: Callable[[], Any]) -> Any:
+    """An error that a task group wraps is shown as what it is."""
+    try:
+        return run()
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+# -- real time -----------------------------------------------------------------------------------
+
+
+def serve(env: Any, seed: int, kind: str) -> Iterator[Any]:
+    """The baseline: a server whose delays are known. First its address, then what it recorded."""
+    with env.solution.server(seed, kind) as server:
+        yield server.url
+        yield [
+            [record.received, [list(sent) for sent in record.sent], record.ended, record.late]
+            for record in server.records
+        ]
+
+
+def drive(env: Any, kind: str, url: str, count: int, how: Any) -> list[Any]:
+    """A whole load over HTTP; `how` is the concurrency or the arrival times."""
+
+    async def main() -> list[Any]:
+        timelines: list[Any] = []
+        drive = env.solution.closed_loop if kind == "closed" else env.solution.open_loop
+        async with Client(url, model="fake", chunk_usage=True) as client:
+            await drive(client.send, (f"prompt {i}" for i in range(count)), how, timelines)
+        return [plain_timeline(timeline) for timeline in timelines]
+
+    return unwrapped(lambda: asyncio.run(main()))
+
+
+# -- plain values --------------------------------------------------------------------------------
+
+
+def timeline_of(given: Json) -> Timeline:
+    """A timeline from the plain values that the judge sends."""
+    chunks = [Stamp(*chunk) for chunk in given["chunks"]]
+    return Timeline(**{**given, "chunks": chunks})
+
+
+def plain_timeline(timeline: Any) -> Any:
+    """A timeline as plain values; anything else as it is, for the judge to name."""
+    if not isinstance(timeline, Timeline):
+        return timeline
+    return {**vars(timeline), "chunks": [list(chunk) for chunk in timeline.chunks]}
+
+
+def plain(value: Any) -> Any:
+    """Windows, stats, summaries as plain values; anything else as it is."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return dict(value) if isinstance(value, dict) else value

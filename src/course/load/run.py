@@ -1,0 +1,133 @@
+"""One load on one server: stage 06's parts, the client and the prompts, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+from course.load.client import Client
+from course.types import Timeline
+
+TICK = 0.01  # seconds between two looks of the watch on the client itself
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked for: `concurrency` in flight (closed loop), or else `rate` per second (open).
+
+    Raises:
+        ValueError: neither or both are given, or so few requests that nothing is left between
+            warm-up and cool-down.
+    """
+
+    requests: int
+    warmup: int  # requests that are left out at the start, and as many at the end
+    concurrency: int | None = None
+    rate: float | None = None
+    process: str = "poisson"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate is None):
+            raise ValueError("a load has either a concurrency or a rate")
+        if self.requests <= self.warmup + self.cooldown:
+            raise ValueError(
+                f"--requests must be more than warm-up and cool-down take, "
+                f"{self.warmup} + {self.cooldown}, got {self.requests}"
+            )
+
+    @classmethod
+    def planned(
+        cls,
+        *,
+        concurrency: int | None,
+        rate: float | None,
+        requests: int | None,
+        warmup: int | None,
+        process: str,
+        seed: int,
+    ) -> Load:
+        """A load with sensible numbers for those that are not given."""
+        if rate is None:
+            concurrency = 8 if concurrency is None else concurrency
+            requests = max(20, 8 * concurrency) if requests is None else requests
+            warmup = concurrency if warmup is None else warmup
+        else:
+            requests = max(20, round(30 * rate)) if requests is None else requests
+            warmup = max(1, requests // 10) if warmup is None else warmup
+        return cls(requests, warmup, concurrency, rate, process, seed)
+
+    @property
+    def cooldown(self) -> int:
+        """Requests that are left out at the end."""
+        return max(1, self.warmup)
+
+    @property
+    def words(self) -> str:
+        """How requests come, in words."""
+        if self.rate is None:
+            return f"closed loop, {self.concurrency} in flight"
+        return f"open loop, {self.rate:g} per second ({self.process})"
+
+
+@dataclass
+class Measured:
+    """A load as far as it has come."""
+
+    load: Load
+    harness: ModuleType  # the parts of stage 06
+    timelines: list[Timeline] = field(default_factory=list)
+    lateness: list[float] = field(default_factory=list)  # of the client's own event loop, seconds
+    details: dict[str, str] = field(default_factory=dict)  # what a server said as it failed
+    model: str = ""
+    started: float = 0.0  # seconds since the epoch
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @cached_property
+    def window(self) -> Any:
+        """When the load was steady; None if it never was. To be asked when the load is over."""
+        return self.harness.steady_window(self.timelines, self.load.warmup, self.load.cooldown)
+
+    @cached_property
+    def summary(self) -> Any:
+        """What happened in that window; None if there is none."""
+        if self.window is None:
+            return None
+        return self.harness.summarize(self.timelines, self.window)
+
+
+async def drive(measured: Measured, client: Client, prompts: Sequence[str]) -> None:
+    """Put the load on the server. What is seen is in `measured` as it is seen."""
+    load, harness = measured.load, measured.harness
+    measured.started = time.time()
+    async with client:
+        measured.model, measured.details = client.model, client.details
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        watch = asyncio.create_task(_watch(measured.lateness))
+        try:
+            if load.rate is None:
+                await harness.closed_loop(
+                    client.send, prompts, load.concurrency, measured.timelines
+                )
+            else:
+                arrivals = harness.arrival_times(load.rate, load.requests, load.process, load.seed)
+                await harness.open_loop(client.send, prompts, arrivals, measured.timelines)
+        finally:
+            measured.seconds = clock() - start
+            watch.cancel()
+
+
+async def _watch(lateness: list[float]) -> None:
+    """How much later than asked this process goes on: what it sees late, it stamps late."""
+    clock = asyncio.get_running_loop().time
+    while True:
+        due = clock() + TICK
+        await asyncio.sleep(TICK)
+        lateness.append(max(0.0, clock() - due))
