@@ -380,7 +380,7 @@ def test_step_time(gate: GateRun) -> None:
     race = DecodeRace(gate, {"lengths": lengths, "capacity": longest + DecodeRace.STEPS}, lengths)
 
     def words(ratio: PairedRatio) -> str:
-        a, b = ratio.candidate_s * 1e3, ratio.baseline_s * 1e3
+        a, b = rows * 1e3 * ratio.candidate_s, rows * 1e3 * ratio.baseline_s
         return f"{1 / ratio.median:.2f} times that of contiguous slots ({a:.1f} ms for {b:.1f})"
 
     gate.ratio("step_time", race.baseline, race.candidate, text=words)

@@ -218,31 +218,59 @@ class TestAttention:
         compare(expect.result_of(run, what), outputs, what)
 
 
+def loaded(gate: GateRun, case: Case, splits: int, what: str) -> int:
+    """Bytes of the pool that the kernels load for a case, in the interpreter.
+
+    Raises:
+        GateFailure: WRONG_COUNT when it is less than keys and values have: somebody else read them.
+    """
+    found = expect.result_of(
+        lambda: interpreted(gate).call(
+            "loaded", arguments=case.arguments, max_queries=case.max_queries, num_splits=splits
+        ),
+        what,
+    )
+    case.check(found["out"], what, FLOAT16)
+    if found["pool"] < case.kv_bytes:
+        raise GateFailure(
+            Code.WRONG_COUNT, "the kernel itself must read the keys and values",
+            f"{case.kv_bytes:,} bytes of the pool", f"{found['pool']:,}",
+        )  # fmt: skip
+    return int(found["pool"])
+
+
 @pytest.mark.number
 def test_kv_bytes(gate: GateRun) -> None:
     """bytes of the pool that the kernel loads, over those of the contexts"""
     worst = 0.0
     for heads, splits in (((8, 2, 64), 1), ((6, 2, 128), 4)):
-        lengths = [gate.rng.randrange(150, 400) for _ in range(2)]
+        # Just past a tile, so that what is read past a context shows.
+        lengths = [64 * gate.rng.randrange(2, 6) + gate.rng.randrange(1, 16) for _ in range(2)]
         case = Case(gate, heads, 16, [1, 2], lengths, dtype=torch.float16)
-        found = expect.result_of(
-            lambda c=case, s=splits: interpreted(gate).call(
-                "loaded", arguments=c.arguments, max_queries=c.max_queries, num_splits=s
-            ),
-            "two sequences of some hundred positions",
-        )
-        case.check(found["out"], "two sequences of some hundred positions", FLOAT16)
-        worst = max(worst, found["pool"] / case.kv_bytes)
-        if found["pool"] < case.kv_bytes:
-            raise GateFailure(
-                Code.WRONG_COUNT, "the kernel itself must read the keys and values",
-                f"{case.kv_bytes:,} bytes of the pool", f"{found['pool']:,}",
-            )  # fmt: skip
+        pool = loaded(gate, case, splits, "two sequences of some hundred positions")
+        worst = max(worst, pool / case.kv_bytes)
     gate.exact(
         "kv_bytes", round(worst, 3), at_most=gate.bar("kv_bytes"), unit="x",
         code=Code.TOO_MUCH_TRAFFIC,
         text=f"{worst:.3f} times the keys and values of the contexts are loaded",
         message="keys and values are loaded more than once",
+    )  # fmt: skip
+
+
+@pytest.mark.number
+def test_traffic(gate: GateRun) -> None:
+    """bytes that stage 08 moves for a decode step, over those that the kernel loads"""
+    lengths, heads = gate.bar("texts"), (8, 2, 64)
+    case = Case(gate, heads, 16, [1] * len(lengths), lengths)
+    pool = loaded(gate, case, 1, "a decode step of texts of unequal lengths")
+    copied = gate.baseline.call(
+        "copied_by_gathering", model="nano", heads=list(heads), lengths=lengths, block_size=16
+    )
+    ratio = 3 * copied / pool
+    gate.report(
+        "traffic", round(ratio, 2),
+        f"{ratio:.1f} times as many bytes are moved by gathering ({3 * copied:,} for {pool:,})",
+        unit="x", note="gathering reads, writes, and reads again what it has written",
     )  # fmt: skip
 
 

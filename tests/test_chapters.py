@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import re
 import sys
 import tomllib
@@ -23,6 +24,7 @@ import pytest
 from course.check.codes import Code
 from course.model.config import ModelConfig
 from course.model.published import PUBLISHED
+from course.model.seeded import BENCH_1B
 from course.paths import course_home
 from course.syllabus import Stage, load_syllabus
 from course.types import Stamp, Timeline
@@ -186,7 +188,7 @@ def test_notes_answer_their_questions(stage: Stage) -> None:
     found = sections(read(notes_of(stage)))
     assert tuple(found)[: len(NOTES)] == NOTES
     assert all(len(found[name]) >= 80 for name in NOTES), {n: len(found[n]) for n in NOTES}
-    for number in stage.numbers:
+    for number in (*stage.numbers, *stage.gpu_numbers):
         bars = {**stage.bars.get("cpu", {}), **stage.bars.get("cuda", {})}
         if number in bars:
             assert number.replace("_", " ") in found["Why the bars stand where they stand"]
@@ -273,7 +275,7 @@ def signatures(module: ast.Module) -> dict[str, str]:
 def test_gate_names_every_number_and_bar(stage: Stage) -> None:
     text = section(stage, "The gate")
     rows = " ".join(line for line in text.splitlines() if line.startswith("|"))
-    for number in stage.numbers:
+    for number in (*stage.numbers, *stage.gpu_numbers):
         words = number.split("_")
         assert " ".join(words) in rows or all(word in rows for word in words), number
     for tier in stage.bars:
@@ -514,6 +516,45 @@ FIGURES: dict[int, list[Figure]] = {
         ("× 2.54 / {:.2f} is the same", lambda: 0.4 + 127 * 0.020),
         ("(0.75 × 400 + 0.25 × 3 = {:.0f})", lambda: 0.75 * 400 + 0.25 * 3),
     ],
+    8: [
+        ("rectangle of 8 × 30, {} positions", lambda: 8 * 30),
+        ("of which {} are useful", lambda: 30 + 7),
+        ("4 slots of 512 are {:,} positions", lambda: 4 * 512),
+        ("a past of {:.1f} on average", lambda: sum(range(32, 160)) / 128),
+        ("they take up {:.1f} +", lambda: sum(range(32, 160)) / 128 + 61),
+        ("156.5 + {:.1f} =", lambda: (16 - 1) / 2),
+        ("7.5 = {:.0f}, and", lambda: 156.5 + 7.5),
+        ("2,048 / 164 = {:.1f}: twelve", lambda: 2048 / 164),
+        ("both passes take {:.0f} ms", lambda: one_pass(12)),
+        ("both passes take {:.0f} ms", lambda: one_pass(4)),
+        ("and the gain is {:.0f}.", lambda: 12 / 4 * one_pass(4) / one_pass(12)),
+        ("stand {} slots of 8,192", lambda: beside_llama(8192)),
+        ("in blocks for 1,008, it is {}.", lambda: beside_llama(-(-1000 // 16) * 16)),
+        ("that is 3 × {:.1f} GB", lambda: 65 * 8192 * kv(LLAMA3, 2) / 1e9),
+        ("beside {:.1f} GB of weights", lambda: 2 * weights(LLAMA3) / 1e9),
+    ],
+    9: [
+        ("read {:.1f} GB of cache", lambda: 65 * 8192 * kv(LLAMA3, 2) / 1e9),
+        ("that takes {:.1f} ms", lambda: 65 * 8192 * kv(LLAMA3, 2) / H100 * 1e3),
+        ("three times it is {:.1f} ms", lambda: 3 * 65 * 8192 * kv(LLAMA3, 2) / H100 * 1e3),
+        ("weights that take {:.1f}.", lambda: 2 * weights(LLAMA3) / H100 * 1e3),
+        ("ridge of an H100 is {:.0f}", lambda: 989e12 / H100),
+        ("group of 4: {} rows, padded to 32", lambda: 5 * 4),
+        ("l = 0.135 + 1 = {:.3f}", lambda: math.exp(1 - 3) + 1),
+        ("1.135 × {:.3f} +", lambda: math.exp(3 - 4)),
+        ("1 + 0.135 = {:.3f}. All", lambda: (math.exp(-2) + 1) * math.exp(-1) + 1 + math.exp(-2)),
+        ("0.368 + 1 + 0.135 = {:.3f}", lambda: sum(math.exp(x - 4) for x in (1, 3, 4, 2))),
+        ("so {:.0%} of them sleep", lambda: 1 - 8 / 132),
+        ("there are {} instances", lambda: 64 * 8),
+        ("one layer are {:.2f} billion elements", lambda: elements_of_a_layer(141e9) / 1e9),
+        ("2^31 is {:.3f} billion", lambda: 2**31 / 1e9),
+        ("× group: {} at Q = 16", lambda: 16 * 4),
+        ("queries make {} rows", lambda: 128 * 4),
+        ("take {} KiB, all", lambda: 512 * 128 * 4 // 1024),
+        ("is {:,} numbers", lambda: 128 * 128),
+        ("that is {} registers each", lambda: 128 * 128 // 256),
+        ("ceil(5 / 4) = {} tiles each", lambda: math.ceil(math.ceil(300 / 64) / 4)),
+    ],
 }  # fmt: skip
 
 # Stage 06: the request that its chapter works out by hand.
@@ -535,6 +576,16 @@ def stalled(*, on_schedule: bool) -> list[float]:
 
 def stall(q: float, *, on_schedule: bool) -> float:
     return float(reference(6).percentile(stalled(on_schedule=on_schedule), q))
+
+
+def beside_llama(positions: int) -> int:
+    """How many caches of so many positions fit beside Llama-3-8B on 80 GiB, at 16 bits."""
+    return int(reference(3).max_batch(LLAMA3, 80 * GIB, 14.9 * GIB, positions, 2))
+
+
+def elements_of_a_layer(memory: float) -> float:
+    """Keys of one layer in a pool that fills a GPU beside Llama-3.2-1B, at 16 bits."""
+    return (memory - 2 * BENCH_1B.num_weights) / (2 * 2 * BENCH_1B.num_layers)
 
 
 def intensity(config: ModelConfig, batch: int, context: int, width: float) -> float:

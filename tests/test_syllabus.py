@@ -100,6 +100,8 @@ def test_what_a_published_stage_has(stage: Stage) -> None:
     assert stage.measures
     assert stage.numbers
     assert stage.terms
+    assert not set(stage.gpu_numbers) & set(stage.numbers)
+    assert all(name.isidentifier() for name in stage.modules)
     assert stage.predict.endswith(("?", "."))
     assert stage.predicts in stage.numbers
     for path in (
@@ -121,7 +123,7 @@ def test_bars_are_bars(stage: Stage) -> None:
             if not isinstance(bar, dict):
                 assert isinstance(bar, (list, int, float)), name  # a setting
                 continue
-            assert name in stage.numbers, name
+            assert name in (*stage.numbers, *stage.gpu_numbers), name
             assert set(bar) <= {"at_least", "at_most", "no_worse_than"}
             assert "at_most" not in bar or "at_least" in bar, "a band has two ends"
             bar_of(bar)
@@ -131,7 +133,7 @@ def test_bars_are_bars(stage: Stage) -> None:
 @each_published
 def test_a_gate_brings_every_number_that_is_listed(stage: Stage) -> None:
     text = stage.gate.read_text(encoding="utf-8")
-    for name in stage.numbers:
+    for name in (*stage.numbers, *stage.gpu_numbers):
         stem = name.rpartition("_")[0]
         assert f'"{name}"' in text or f'f"{stem}_{{' in text, name
 
@@ -165,9 +167,13 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_a_file_of_its_own(tmp_path: Path) -> None:
     text = ENTRY.format(1, "a") + 'needs = []\nbuilds = ["F"]\n' + ENTRY.format(2, "b")
+    text += 'gpu_numbers = ["g"]\nmodules = ["m"]\n'
     found = load_syllabus(written(tmp_path, text))
     assert [stage.slug for stage in found.stages] == ["a", "b"]
     assert found.stages[0].builds == ("F",)
+    assert found.stages[0].gpu_numbers == found.stages[0].modules == ()
+    assert found.stages[1].gpu_numbers == ("g",)
+    assert found.stages[1].modules == ("m",)
     assert found.published == ()
     assert isinstance(found, Syllabus)
 

@@ -155,6 +155,18 @@ def test_bad_arguments_are_named(
         check_generation(CONFIG, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "kind"), [([], ValueError), ([0] * 7, ValueError), (None, TypeError)]
+)
+def test_a_prompt_can_have_a_name_of_its_own(prompt: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"^prompts\[3\] must"):
+        check_generation(CONFIG, prompt, 1, name="prompts[3]")
+    with pytest.raises(ValueError, match=r"^prompts\[3\]\[1\] must lie in 0\.\.9, got 10"):
+        check_generation(CONFIG, [0, 10], 1, name="prompts[3]")
+    with pytest.raises(ValueError, match=r"^eos_ids\[0\]"):
+        check_generation(CONFIG, [0], 1, [10], name="prompts[3]")
+
+
 def test_ranges_say_what_was_expected() -> None:
     with pytest.raises(ValueError, match="x must be at least 1, got 0"):
         require_range("x", 0, low=1)

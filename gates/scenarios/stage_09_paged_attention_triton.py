@@ -10,14 +10,17 @@ from paged import batch_from, decode, random_past
 from poison import poison
 
 from course import parts
+from course.measure.counters import CopiedBytes
 from course.measure.kernel_builds import build, recorded_launches
 from course.measure.kernel_loads import LoadedBytes
+from course.types import StepBatch
 
 __all__ = [
     "attention",
     "attention_alone",
     "big_pool",
     "builds",
+    "copied_by_gathering",
     "gathered",
     "kernel",
     "loaded",
@@ -143,6 +146,46 @@ def gathered(env: Any, **arguments: Any) -> Iterator[Any]:
     yield from decode(env, env.solution, **arguments)
 
 
+def copied_by_gathering(
+    env: Any, model: str, heads: list[int], lengths: list[int], block_size: int
+) -> int:
+    """Bytes that stage 08's attention copies in one layer of a decode step, each text one token."""
+    config = replace(
+        env.model(model).config, num_layers=1, num_heads=heads[0], num_kv_heads=heads[1],
+        head_dim=heads[2],
+    )  # fmt: skip
+    batch, num_blocks = decode_batch(lengths, block_size, env.device)
+    attend = env.solution.PagedAttention(config, num_blocks, block_size, device=env.device)
+    attend.plan(batch)
+    q, k, v = next(random_past(config, len(lengths), 1, env.device, torch.float32))
+    with CopiedBytes() as copied:
+        attend(0, q, k, v)
+    return copied.bytes
+
+
+def decode_batch(lengths: list[int], block_size: int, device: Any) -> tuple[StepBatch, int]:
+    """A step in which every text has one query and nothing is written; and the blocks it needs.
+
+    Blocks lie in random order.
+    """
+    needed = [-(-length // block_size) for length in lengths]
+    generator = torch.Generator().manual_seed(sum(needed))
+    ids = torch.randperm(sum(needed), generator=generator, dtype=torch.int32)
+    tables = torch.full((len(lengths), max(needed)), -1, dtype=torch.int32)
+    for row, own in enumerate(ids.split(needed)):
+        tables[row, : len(own)] = own
+    batch = {
+        "token_ids": [7] * len(lengths),
+        "positions": [length - 1 for length in lengths],
+        "query_start_loc": list(range(len(lengths) + 1)),
+        "context_lens": lengths,
+        "block_tables": tables.tolist(),
+        "slot_mapping": [-1] * len(lengths),
+        "logit_rows": list(range(len(lengths))),
+    }
+    return batch_from(batch, device), sum(needed)
+
+
 def part(name: str) -> Any:
     """A part of an earlier stage."""
     return getattr(parts, name)
@@ -157,32 +200,13 @@ def attention_alone(
     is still in a cache.
     """
     config = env.model(model).config
-    needed = [-(-length // block_size) for length in lengths]
-    num_blocks = sum(needed)
-    generator = torch.Generator().manual_seed(num_blocks)
-    ids = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
-    tables = torch.full((len(lengths), max(needed)), -1, dtype=torch.int32)
-    for row, part_ids in enumerate(ids.split(needed)):
-        tables[row, : len(part_ids)] = part_ids
+    batch, num_blocks = decode_batch(lengths, block_size, env.device)
     attend = env.solution.TritonPagedAttention(
         config, num_blocks, block_size, dtype=torch.bfloat16, device=env.device
     )
     for pool in (attend.keys, attend.values):
         pool.normal_()
-    attend.plan(
-        batch_from(
-            {
-                "token_ids": [7] * len(lengths),
-                "positions": [length - 1 for length in lengths],
-                "query_start_loc": list(range(len(lengths) + 1)),
-                "context_lens": lengths,
-                "block_tables": tables.tolist(),
-                "slot_mapping": [-1] * len(lengths),
-                "logit_rows": list(range(len(lengths))),
-            },
-            env.device,
-        )
-    )
+    attend.plan(batch)
     q, k, v = next(random_past(config, len(lengths), 1, env.device, torch.bfloat16))
     for repeat in range(-3, repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

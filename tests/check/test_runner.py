@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from course.check.codes import Code
 from course.check.failure import GateFailure
-from course.check.gate import GateOptions
+from course.check.gate import GateOptions, GateRun
 from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
 from course.measure.ratio import Verdict
@@ -114,6 +115,66 @@ def test_a_number_that_is_not_brought_is_missing(toy: ToyCourse) -> None:
     assert result.missing == ["work"]
     assert result.status is Exit.FAIL
     assert not result.passed
+
+
+def rewrite(toy: ToyCourse, old: str, new: str) -> None:
+    """Change the syllabus of the toy."""
+    path = toy.home / "course.toml"
+    text = path.read_text()
+    assert text.count(old) >= 1
+    path.write_text(text.replace(old, new, 1))
+    load_syllabus.cache_clear()
+
+
+def test_a_machine_without_what_the_stage_is_about(toy: ToyCourse) -> None:
+    toy.solve()
+    rewrite(toy, "seconds = 20.0", 'modules = ["json", "no_such_module"]\nseconds = 20.0')
+    result = run(toy)
+    assert result.failure is not None
+    assert result.failure.code is Code.NOT_MEASURABLE
+    assert "there is no no_such_module" in result.failure.message
+    assert result.checks == []
+    assert result.status is Exit.NOT_HERE
+    assert not result.passed
+    rewrite(toy, '"json", "no_such_module"', '"json"')
+    assert run(toy).passed
+
+
+def test_numbers_of_a_gpu_are_wanted_on_a_gpu(
+    toy: ToyCourse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from course.check import gate
+    from course.check.host import WorkerConfig
+
+    toy.solve()
+    rewrite(toy, "seconds = 20.0", 'gpu_numbers = ["share", "heat"]\nseconds = 20.0')
+    assert run(toy).missing == []
+
+    def on_a_cpu(**options: Any) -> WorkerConfig:
+        return WorkerConfig(**{**options, "device": "cpu"})
+
+    monkeypatch.setattr(gate, "WorkerConfig", on_a_cpu)
+    result = run(toy, tier="cuda")
+    assert result.failure is None, result.failure
+    assert result.missing == ["heat"]
+    assert result.status is Exit.FAIL
+
+
+def test_a_worker_in_an_environment_of_its_own(toy: ToyCourse) -> None:
+    toy.solve(double="__import__('os').environ.get('COLOUR', 'none')")
+    run = GateRun(stage(), GateOptions(toy.mine, model="nano"))
+    try:
+        red = run.candidate_in("cpu", COLOUR="red", SIZE="2")
+        assert run.candidate_in("cpu", SIZE="2", COLOUR="red") is red
+        blue = run.candidate_in("cpu", COLOUR="blue")
+        seen = [worker.call("call", name="double", args=[1]) for worker in
+                (run.candidate, red, blue, run.candidate_in("cpu"))]  # fmt: skip
+        assert seen == ["none", "red", "blue", "none"]
+        workers = [red, blue, run.candidate]
+        assert all(worker.alive for worker in workers)
+    finally:
+        run.close()
+    assert not any(worker.alive for worker in workers)
 
 
 BROKEN = {

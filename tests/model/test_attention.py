@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from course.model import FullAttention, causal_attention
+from course.model import FullAttention, causal_attention, masked_attention
 from course.model.config import ModelConfig, RopeScaling
 from course.model.layers import inverse_frequencies, rope_tables, rotate
 
@@ -73,6 +73,49 @@ def test_one_query_copies_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     causal_attention(q, k, v)
     assert [t.data_ptr() for t in handed] == [k.data_ptr(), v.data_ptr()]
     assert all(t.shape == (1, 2, 512, 16) for t in handed)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+def test_a_mask_for_each_row(heads: int, kv_heads: int) -> None:
+    """Any set of keys for any query, head by head as the formula has it."""
+    q, k, v = draw(3, 4, 9, heads, kv_heads)
+    visible = torch.rand(3, 4, 9) < 0.5
+    visible[:, :, 2] = True  # everybody sees something
+    out = masked_attention(q, k, v, visible)
+    for b in range(3):
+        for t in range(4):
+            seen = visible[b, t]
+            one = q[b : b + 1, t : t + 1]
+            wanted = oracle(one, k[b : b + 1, seen], v[b : b + 1, seen])
+            assert (out[b, t] - wanted[0, 0]).abs().max() < 1e-5
+
+
+def test_one_mask_for_all_rows_and_the_causal_one() -> None:
+    q, k, v = draw(2, 3, 7, 6, 2)
+    triangle = torch.ones(1, 3, 7, dtype=torch.bool).tril(4)
+    out = masked_attention(q, k, v, triangle)
+    assert torch.equal(out, masked_attention(q, k, v, triangle.expand(2, -1, -1)))
+    assert (out - causal_attention(q, k, v)).abs().max() < 1e-6
+
+
+def test_what_is_masked_has_a_weight_of_exactly_zero() -> None:
+    q, k, v = draw(1, 2, 6, 4, 2)
+    visible = torch.ones(1, 2, 6, dtype=torch.bool)
+    visible[:, :, 3:] = False
+    before = masked_attention(q, k, v, visible)
+    k[:, 3:], v[:, 3:] = 1e4, -1e4
+    assert torch.equal(masked_attention(q, k, v, visible), before)
+
+
+def test_masks_that_do_not_fit() -> None:
+    q, k, v = draw(2, 3, 7, 6, 2)
+    with pytest.raises(TypeError, match=r"visible must be bool, got torch\.float32"):
+        masked_attention(q, k, v, torch.ones(2, 3, 7))
+    for shape in ((3, 7), (2, 3, 6), (2, 7, 3), (3, 3, 7), (2, 1, 7)):
+        with pytest.raises(ValueError, match="visible must be"):
+            masked_attention(q, k, v, torch.ones(shape, dtype=torch.bool))
+    with pytest.raises(ValueError, match="disagree"):
+        masked_attention(q, k[:, :6], v, torch.ones(2, 3, 7, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

@@ -233,9 +233,12 @@ PAGES: dict[Code, Page] = {
     ),
     Code.TOO_MUCH_TRAFFIC: _P(
         Kind.NUMBER,
-        "More bytes are copied per step than the new tokens need.",
-        ("`torch.cat` onto the old cache copies all of it, every step.",),
-        "Reserve once, write in place.",
+        "More bytes are copied, or loaded by a kernel, than a step needs.",
+        (
+            "`torch.cat` onto the old cache copies all of it, every step.",
+            "A kernel loads the same keys once for each query head, or what lies past a context.",
+        ),
+        "Reserve once, write in place. In a kernel, let all rows that need a key share its load.",
     ),
     Code.SPILLED_REGISTERS: _P(
         Kind.NUMBER,
@@ -340,7 +343,11 @@ PAGES: dict[Code, Page] = {
     Code.NOT_MEASURABLE: _P(
         Kind.COURSE,
         "This machine lacks what the check needs. It is not a pass, and not your fault.",
-        ("No GPU for tier `cuda`.", "The model is not fetched."),
+        (
+            "No GPU for tier `cuda`.",
+            "The model is not fetched.",
+            "A library that the stage is about, such as triton, does not exist for this system.",
+        ),
         "`course doctor` says what this machine can measure, and what to do about the rest.",
     ),
     Code.BROKEN_GATE: _P(

@@ -86,7 +86,7 @@ class WorkerHost:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             pass_fds=(down_read, up_write),
-            env=worker_environment(config.threads) | config.environment,
+            env={**worker_environment(config.threads), **config.environment},
             cwd=tempfile.gettempdir(),
             start_new_session=True,
         )

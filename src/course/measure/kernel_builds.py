@@ -70,7 +70,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
     def note(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         del grid, warmup
         arguments = dict(zip(kernel.arg_names, args, strict=False))
-        options = {}
+        options: dict[str, Any] = {}
         for name, value in named.items():
             (arguments if name in kernel.arg_names else options)[name] = value
         for parameter in kernel.params:
