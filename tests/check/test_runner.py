@@ -241,6 +241,25 @@ def test_an_honest_solution_does_no_background_work(
     assert run(toy).passed
 
 
+@pytest.mark.parametrize("itself", [True, False])
+def test_a_solution_against_itself_may_work_in_both_turns(
+    toy: ToyCourse, monkeypatch: pytest.MonkeyPatch, itself: bool
+) -> None:
+    """There the watch would see it do what it was asked to do."""
+    from course.check import gate
+
+    def always(watch: gate.BackgroundWatch) -> None:
+        raise GateFailure(Code.BACKGROUND_WORK, "busy")
+
+    monkeypatch.setattr(gate.BackgroundWatch, "judge", always)
+    toy.solve()
+    path = toy.home / "gates" / "test_stage_01_toy.py"
+    path.write_text(path.read_text().replace("text=lambda", f"itself={itself}, text=lambda"))
+    result = run(toy)
+    assert result.passed is itself
+    assert itself or result.failure.code is Code.BACKGROUND_WORK
+
+
 def test_a_tick_of_the_clock_is_no_background_work(toy: ToyCourse) -> None:
     """Steps of microseconds, and processor time that is counted in hundredths of a second."""
     from course.check.gate import BackgroundWatch, GateRun

@@ -185,24 +185,28 @@ class GateRun:
         max_slices: int = 100,
         note: str = "",
         slower: Callable[[PairedRatio], str] | None = None,
+        itself: bool = False,
     ) -> PairedRatio:
         """Time both sides step by step and hold the ratio against its bar in `course.toml`.
 
         The steps return seconds by the judge's clock. The bar is `{at_least = x}` or
-        `{no_worse_than = x}`.
+        `{no_worse_than = x}`. `itself` says that both sides are the solution, at two sizes: the
+        candidate's worker does the baseline's steps too, and is not watched meanwhile.
 
         Raises:
             GateFailure: TOO_SLOW when the interval lies below the bar; BACKGROUND_WORK when the
                 solution's processes were busy during the baseline's steps.
         """
         bar = bar_of(self.bar(name))
-        watch = BackgroundWatch(self)
+        watch = None if itself else BackgroundWatch(self)
         prior = PairedRatio(self.options.prior.get(name, []))
         result = measure_pair(
-            watch.around(step_baseline), self._counted(name, step_candidate), bar,
+            watch.around(step_baseline) if watch else step_baseline,
+            self._counted(name, step_candidate), bar,
             prior=prior, max_slices=max_slices, warmup=warmup,
         )  # fmt: skip
-        watch.judge()
+        if watch:
+            watch.judge()
         verdict = result.verdict or Verdict.INCONCLUSIVE
         number = Number(
             name, result.median, text(result.ratio), "x", str(bar), verdict,
