@@ -74,6 +74,15 @@ def test_numbers_are_kept_on_red(toy: ToyCourse) -> None:
     assert result.failure.expected == ">= 1.5x"
 
 
+def test_a_count_may_know_its_likely_cause(toy: ToyCourse) -> None:
+    toy.solve(work="11")
+    path = toy.home / "gates" / "test_stage_01_toy.py"
+    path.write_text(path.read_text().replace("at_most=10,", "at_most=10, likely='Idle work.',"))
+    result = run(toy)
+    assert result.failure is not None
+    assert (result.failure.code, result.failure.likely) == (Code.WRONG_COUNT, "Idle work.")
+
+
 def test_noise_is_no_verdict_and_no_blame(toy: ToyCourse) -> None:
     toy.solve(seconds="[0.3, 3.0]")
     result = run(toy)

@@ -146,10 +146,13 @@ class GateRun:
         unit: str = "",
         code: Code = Code.WRONG_COUNT,
         message: str = "",
+        likely: str = "",
         note: str = "",
         counted: bool = True,
     ) -> None:
         """Record a figure and hold it against its formula; `counted` says that it has no noise.
+
+        `message` and `likely` are for the failure, where more is known than the code's page says.
 
         Raises:
             GateFailure: with `code`, when the figure is not what it must be.
@@ -167,8 +170,9 @@ class GateRun:
         self._add(Number(name, value, text, unit, needs, verdict, exact=counted, notes=notes))
         if not good:
             raise GateFailure(
-                code, message or f"{name} is not what the chapter derives", needs, _figure(value)
-            )
+                code, message or f"{name} is not what the chapter derives", needs, _figure(value),
+                likely=likely,
+            )  # fmt: skip
 
     def report(self, name: str, value: float, text: str, *, unit: str = "", note: str = "") -> None:
         """Record a figure that is held against nothing."""
