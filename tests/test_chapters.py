@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -276,7 +277,8 @@ def test_gate_names_every_number_and_bar(stage: Stage) -> None:
         assert " ".join(words) in rows or all(word in rows for word in words), number
     for tier in stage.bars:
         for name, bar in stage.bars[tier].items():
-            for value in bar.values() if isinstance(bar, dict) else bar:
+            settings = bar if isinstance(bar, list) else [bar]
+            for value in bar.values() if isinstance(bar, dict) else settings:
                 assert re.search(rf"(?<![\d.]){value:,g}(?![\d])", text), (tier, name, value)
     assert f"./course check {stage.number}" in text
     assert "not measured on this machine" in text
@@ -490,7 +492,27 @@ FIGURES: dict[int, list[Figure]] = {
         ("A is right: {:,} weights", lambda: weights(SMOL)),
         ("4 bytes = {:.0f} MB)", lambda: 4 * SMOL.vocab_size * SMOL.hidden_size / 1e6),
     ],
+    7: [
+        ("at 16 bits: {:,.0f} bytes for each token", lambda: kv(LLAMA3, 2)),
+        ("8,192 tokens is {:.0f} GiB", lambda: 8192 * kv(LLAMA3, 2) / GIB),
+        ("500 has used {:.1%} of it", lambda: 500 / 8192),
+        ("120 / ln 16 = {:.1f}", lambda: 120 / math.log(128 / 8)),
+        ("has stored {:.1f} positions", lambda: STORED),
+        ("{:.0%} of a slot of 256", lambda: STORED / 256),
+        ("(16 - 1) / 2 = {:.1f} on average", lambda: (16 - 1) / 2),
+        ("takes up {:.1f},", lambda: STORED + 7.5),
+        ("256 / 73.8 = {:.2f} texts", lambda: 256 / (STORED + 7.5)),
+        ("alone 4 × 4 blocks = {}", lambda: 4 * blocks(40 + 20)),
+        ("shared 2 full ones + 4 × 2 = {} blocks", lambda: 2 + 4 * (blocks(40 + 20) - 2)),
+        ("{:.0f} kB for 100,000 free blocks", lambda: 8 * 100_000 / 1e3),
+    ],
 }  # fmt: skip
+
+STORED = 24 + 120 / math.log(16) - 1  # stage 07: a mean prompt and a mean output, the last not fed
+
+
+def blocks(tokens: int) -> int:
+    return int(reference(7).BlockAllocator(1, 16).blocks_for(tokens))
 
 
 def intensity(config: ModelConfig, batch: int, context: int, width: float) -> float:
@@ -549,6 +571,37 @@ def test_hand_counts_of_the_loops() -> None:
     cached = tables(section(load_syllabus().find(2), "On paper"))["pass"]
     assert sum(len(row[1].split()) for row in cached) == 3 + 2 - 1
     assert [row[2] for row in cached] == ["0", "3"]
+
+
+def test_block_sizes_follow_from_their_own_rows() -> None:
+    rows = tables(section(load_syllabus().find(7), "On paper"))["tokens in a block"]
+    assert [int(row[0]) for row in rows] == [1, 4, 16, 64]
+    for size, wasted, texts, entries in rows:
+        mean = (int(size) - 1) / 2
+        assert f"{mean:g}" == wasted
+        assert f"{256 / (STORED + mean):.2f}" == texts
+        assert f"{8192 // int(size):,}" == entries
+
+
+def test_the_log_of_the_double_free_can_be_replayed() -> None:
+    """Stage 07's incident: the calls as they stand there, and what is free after each."""
+    stage = load_syllabus().find(7)
+    incident = section(stage, "Incident")
+    allocator = reference(7).BlockAllocator(8, 4)
+    names: dict[str, Any] = {}
+    calls = {name: getattr(allocator, name) for name in ("allocate", "fork", "free")}
+    steps = re.findall(r"^ +\d +(?:(\w) = )?(\w+\(.+?\)) +(\d)? ", incident, flags=re.M)
+    assert len(steps) == 8
+    for name, call, free in steps[:-1]:
+        names[name] = eval(call, {**calls, **names})
+        assert allocator.num_free == int(free), call
+        if call == "free([0, 1])":
+            with pytest.raises(RuntimeError, match="block 0 has a count of 0; tables: 1"):
+                allocator.check([names["a"]])
+        if name == "d":
+            assert names["d"] == [6, 7, 1, 0]
+    with pytest.raises(ValueError, match="table holds block 1, which is free"):
+        eval(steps[-1][1], {**calls, **names})
 
 
 def tables(text: str) -> dict[str, list[list[str]]]:
