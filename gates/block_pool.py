@@ -153,6 +153,8 @@ class BlockPool:
                 Code.WRONG_VALUE, f"{doing}: the table is too short",
                 f"room for {len(self.tokens[name]) + written} tokens",
                 f"{len(table)} blocks, room for {room}",
+                likely="The first token of a block needs that block; and append changes the "
+                "caller's table, not a copy of it.",
             )  # fmt: skip
         pairs = self._pairs(reply["result"], doing) if op == "append" else []
         self._carry_out(pairs, name, table, written)
@@ -178,6 +180,7 @@ class BlockPool:
             raise self._failure(
                 Code.WRONG_ERROR, f"{doing}: OutOfBlocks says the wrong numbers", wanted,
                 f"needed = {said.get('needed')}, free = {said.get('free')}",
+                likely="It counts all blocks that the operation would take, copies included.",
             )  # fmt: skip
 
     def _refusal(
@@ -195,6 +198,7 @@ class BlockPool:
             raise self._failure(
                 Code.WRONG_ERROR, f"{doing} is refused, but not in a way that helps", wanted,
                 f"{error.type}: {error.message}", error.where,
+                likely="It was not looked at beforehand, and something broke on the way.",
             ) from None  # fmt: skip
         raise self._failure(Code.NO_ERROR_RAISED, f"{doing} is accepted", wanted, "no error")
 
@@ -245,11 +249,20 @@ class BlockPool:
     def _pairs(self, result: Any, doing: str) -> list[tuple[int, int]]:
         wanted = "a list of pairs (source, destination)"
         if not isinstance(result, list):
-            raise self._failure(Code.WRONG_TYPE, f"what {doing} returns", wanted, repr(result)[:80])
+            raise self._failure(
+                Code.WRONG_TYPE,
+                f"what {doing} returns",
+                wanted,
+                repr(result)[:80],
+                likely="Nothing to copy is an empty list.",
+            )
         for pair in result:
             ids = isinstance(pair, tuple) and [type(i) is int for i in pair] == [True, True]
             if not ids or not all(0 <= i < self.model.num_blocks for i in pair):
-                raise self._failure(Code.WRONG_TYPE, f"a pair of {doing}", wanted, repr(pair)[:80])
+                raise self._failure(
+                    Code.WRONG_TYPE, f"a pair of {doing}", wanted, repr(pair)[:80],
+                    likely="A pair is a tuple of two ids.",
+                )  # fmt: skip
         return result
 
     def _carry_out(
@@ -293,6 +306,8 @@ class BlockPool:
             raise self._failure(
                 Code.WRONG_VALUE, f"{doing}: blocks in the table of {name}",
                 f"{len(expected)} for {len(self.tokens[name])} tokens", str(len(table)),
+                likely="A block is added with the first token that needs it; room to spare is used "
+                "first; a table that was freed is empty.",
             )  # fmt: skip
         live = {block for held in self.model.tables.values() for block in held}
         self.ids = {block: i for block, i in self.ids.items() if block in live}
@@ -322,6 +337,8 @@ class BlockPool:
                 raise self._failure(
                     Code.WRONG_VALUE, f"ref_count({block})", f"{expected}, the tables that hold it",
                     str(got),
+                    likely="A fork adds one to every count; a copy takes one off the source; "
+                    "freeing takes one off, and not all.",
                 )  # fmt: skip
         free = expect.is_int(state["num_free"], f"{self.what}: num_free")
         if free != self.model.num_free:
@@ -329,6 +346,7 @@ class BlockPool:
             raise self._failure(
                 Code.WRONG_VALUE, "num_free: free + used is not the total",
                 f"{self.model.num_blocks} - {used} used = {self.model.num_free}", str(free),
+                likely="A block has been lost, or given back while somebody holds it.",
             )  # fmt: skip
 
     def _seen_by_a_subclass(
@@ -340,13 +358,15 @@ class BlockPool:
         seen = sorted(reply["taken"][self.seen["taken"] :])
         if seen != taken:
             raise self._failure(
-                Code.WRONG_VALUE, f"{doing}: blocks that went through take", str(taken), str(seen)
-            )
+                Code.WRONG_VALUE, f"{doing}: blocks that went through take", str(taken), str(seen),
+                likely="The free list is used directly; a subclass could not replace it.",
+            )  # fmt: skip
         given = reply["given"][self.seen["given"] :]
         if len(given) != ended or any(reply["ref_counts"][block] for block in given):
             raise self._failure(
                 Code.WRONG_VALUE, f"{doing}: blocks that went through give_back", f"{ended}",
                 str(given),
+                likely="The free list is used directly; a subclass could not replace it.",
             )  # fmt: skip
         self.seen = {name: len(reply[name]) for name in self.seen}
 
@@ -362,6 +382,7 @@ class BlockPool:
                     Code.WRONG_VALUE, f"{doing} is refused, and there is room",
                     f"{self.model.num_free} blocks are free when it is done", error.message,
                     error.where,
+                    likely="More blocks are asked for than are needed, or the last one is kept.",
                 ) from None  # fmt: skip
             failure = expect.crashed(error, f"{self.what}: {doing}")
             failure.notes += self._notes()

@@ -36,7 +36,10 @@ class TestSizes:
             got = expect.result_of(lambda n=num_tokens: ask(gate, "blocks_for", n), what)
             full, rest = divmod(num_tokens, block_size)
             if expect.is_int(got, what) != full + bool(rest):
-                raise GateFailure(Code.WRONG_VALUE, what, str(full + bool(rest)), str(got))
+                raise GateFailure(
+                    Code.WRONG_VALUE, what, str(full + bool(rest)), str(got),
+                    likely="Rounded down, or one too many where it divides evenly.",
+                )  # fmt: skip
 
     @pytest.mark.parametrize(
         ("argument", "sizes", "kinds"),
@@ -420,6 +423,7 @@ def test_fits(gate: GateRun) -> None:
         text=f"{len(tables)} sequences where {slots} slots of {context} positions take the same "
         f"{slots * context * token_bytes / 1e6:,.0f} MB: {ratio:.2f}x as many",
         message="a sequence takes the blocks that its tokens need, until none is left",
+        likely="Blocks are held back, for a sequence or for everybody.",
         note=f"even slots of {max(stored)}, for who knows the longest request beforehand, would "
         f"be {known}: {len(tables) / known:.2f}x",
     )  # fmt: skip
@@ -429,18 +433,21 @@ def test_fits(gate: GateRun) -> None:
         text=f"{max(wasted)} positions at most, {statistics.fmean(wasted):.1f} per sequence on "
         f"average; predicted ({block_size} - 1) / 2 = {(block_size - 1) / 2:g}",
         message="only the last block of a sequence may be partly empty",
+        likely="Blocks are taken before a token needs them.",
     )  # fmt: skip
 
 
 def must_own_its_blocks(filled: Any) -> None:
     """Every block belongs to one sequence, and the memory says so too."""
-    owners = expect.is_tensor(filled["owners"], "the pool", filled["owners"].shape)  # [blocks, 2]
+    shape = filled["owners"].shape
+    owners = expect.is_tensor(filled["owners"], "the pool", shape).tolist()  # [blocks, 2]
     for index, table in enumerate(filled["tables"]):
         for block in table:
-            if owners[block].tolist() != [index, index]:
+            if owners[block] != [index, index]:
                 raise GateFailure(
                     Code.WRONG_VALUE, f"block {block} of sequence {index} was written by another",
-                    str(index), str(owners[block].tolist()),
+                    str(index), str(owners[block]),
+                    likely="A block was handed out twice.",
                 )  # fmt: skip
 
 
@@ -472,6 +479,7 @@ def test_sharing(gate: GateRun) -> None:
         text=f"{found['copies']} blocks copied for 36 forks: one for each that writes into a "
         "shared block",
         message="a block is copied when it is shared, holds tokens, and will be written",
+        likely="Full blocks are copied too, or the last one to write copies as well.",
     )  # fmt: skip
     alone = shared = 0
     for prompt, lengths in groups:
@@ -482,6 +490,7 @@ def test_sharing(gate: GateRun) -> None:
         "shared", found["used"], equals=shared,
         text=f"{found['used']} blocks; without sharing {alone}",
         message="full blocks of the prompt are held once, all others by one sequence each",
+        likely="Blocks that were shared are copied before anybody writes.",
     )  # fmt: skip
 
 
