@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-
-class OutOfBlocks(Exception):
-    """No slot is free."""
+from course.types import OutOfBlocks
 
 
 class BlockAllocator:
@@ -23,7 +21,7 @@ class BlockAllocator:
     def allocate(self, num_tokens: int) -> list[int]:
         """A slot."""
         if not self.free_slots:
-            raise OutOfBlocks
+            raise OutOfBlocks(1, 0)
         self.append([], 0, num_tokens)
         return [self.free_slots.popleft()]
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from course.types import OutOfBlocks
+
 POOLS: dict[str, "Pool"] = {}  # by the name that the judge gives them
 
 
@@ -104,7 +106,7 @@ def fill(
             table = allocator.allocate(prompt)
             for stored in range(prompt, prompt + new - 1):
                 allocator.append(table, stored, 1)
-        except env.solution.OutOfBlocks:
+        except OutOfBlocks:
             break
         memory[torch.tensor(table, device=env.device)] = len(tables)
         tables.append(table)

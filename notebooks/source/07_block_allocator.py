@@ -20,10 +20,11 @@ from matplotlib.colors import ListedColormap
 
 import course.notebook as nb
 from course.model.published import PUBLISHED
+from course.types import OutOfBlocks
 
 lesson = nb.Lesson(7)
 config, device = lesson.config, lesson.device
-BlockAllocator, OutOfBlocks = lesson.reference.BlockAllocator, lesson.reference.OutOfBlocks
+BlockAllocator = lesson.reference.BlockAllocator
 kv_bytes_per_token = nb.reference(3).kv_bytes_per_token
 
 # %% [markdown]

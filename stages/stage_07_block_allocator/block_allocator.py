@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from course.types import require_int, require_range
-
-
-class OutOfBlocks(Exception):
-    """More blocks are needed than are free. Whoever raises this has changed nothing.
-
-    Args:
-        needed, free: numbers of blocks; also attributes.
-    """
-
-    def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"{needed} blocks are needed, and {free} are free")
-        self.needed = needed
-        self.free = free
+from course.types import OutOfBlocks, require_int, require_range
 
 
 class BlockAllocator:

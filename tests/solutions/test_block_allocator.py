@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from course.check.edits import edited_solution
 from course.check.failure import GateFailure
 from course.syllabus import load_syllabus
+from course.types import OutOfBlocks
 from solutions.local_worker import load_file, local_gate
 
 STAGE = load_syllabus().find(7)
@@ -185,7 +186,7 @@ def test_check_finds_damage(damage: Callable[[Any], object]) -> None:
 
 def test_errors_say_what_to_do_next() -> None:
     allocator = SOLUTION.BlockAllocator(4, 16)
-    with pytest.raises(SOLUTION.OutOfBlocks, match="5 blocks are needed, and 4 are free") as found:
+    with pytest.raises(OutOfBlocks, match="5 blocks are needed, and 4 are free") as found:
         allocator.allocate(65)
     assert (found.value.needed, found.value.free) == (5, 4)
     table = allocator.allocate(20)
