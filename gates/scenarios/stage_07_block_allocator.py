@@ -162,12 +162,17 @@ def churn(env: Any, num_blocks: int, block_size: int, seed: int, batch: int) -> 
 
 
 def grow(env: Any, num_blocks: int, block_size: int, length: int, batch: int) -> Iterator[int]:
-    """Batches of single tokens, appended to one sequence of this many blocks."""
+    """Single tokens, appended to a sequence of this many full blocks; after a batch of them, the
+    blocks that they took are given back.
+    """
     allocator = env.solution.BlockAllocator(num_blocks, block_size)
     stored = length * block_size
     table = allocator.allocate(stored)
     while True:
-        for _ in range(batch):
-            allocator.append(table, stored, 1)
-            stored += 1
-        yield len(table)
+        for place in range(stored, stored + batch):
+            allocator.append(table, place, 1)
+        grown = len(table)
+        new = table[length:]
+        del table[length:]
+        allocator.free(new)
+        yield grown
