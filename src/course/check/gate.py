@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,18 +190,20 @@ class GateRun:
         note: str = "",
         slower: Callable[[PairedRatio], str] | None = None,
         itself: bool = False,
+        max_spread: float | None = None,
     ) -> PairedRatio:
         """Time both sides step by step and hold the ratio against its bar in `course.toml`.
 
         The steps return seconds by the judge's clock. The bar is `{at_least = x}` or
         `{no_worse_than = x}`. `itself` says that both sides are the solution, at two sizes: the
         candidate's worker does the baseline's steps too, and is not watched meanwhile.
+        `max_spread` is how wide an interval may be and still decide: see `Bar`.
 
         Raises:
             GateFailure: TOO_SLOW when the interval lies below the bar; BACKGROUND_WORK when the
                 solution's processes were busy during the baseline's steps.
         """
-        bar = bar_of(self.bar(name))
+        bar = replace(bar_of(self.bar(name)), max_spread=max_spread)
         watch = None if itself else BackgroundWatch(self)
         prior = PairedRatio(self.options.prior.get(name, []))
         result = measure_pair(
