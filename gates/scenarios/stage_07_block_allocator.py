@@ -141,14 +141,14 @@ def sample(env: Any, num_blocks: int, block_size: int, groups: list[Any]) -> dic
     return {"copies": copies, "used": num_blocks - allocator.num_free}
 
 
-def churn(env: Any, num_blocks: int, block_size: int, seed: int, batch: int) -> Iterator[int]:
-    """Batches of operations on a pool of which a tenth is in use: random sequences end, others
-    begin, are forked and grow. All of them have four blocks, the last of which has one slot left.
+def churn(env: Any, size: int, block_size: int, batch: int, seed: int) -> Iterator[int]:
+    """Batches of operations on a pool of `size` blocks, a tenth of it in use: random sequences end,
+    others begin, are forked and grow. All have four blocks, the last of which has one place left.
     """
     rng = random.Random(seed)
-    allocator = env.solution.BlockAllocator(num_blocks, block_size)
+    allocator = env.solution.BlockAllocator(size, block_size)
     tokens = 4 * block_size - 1
-    tables = [allocator.allocate(tokens) for _ in range(num_blocks // 40)]
+    tables = [allocator.allocate(tokens) for _ in range(size // 40)]
     rng.shuffle(tables)
     while True:
         for _ in range(batch):
@@ -161,18 +161,18 @@ def churn(env: Any, num_blocks: int, block_size: int, seed: int, batch: int) -> 
         yield allocator.num_free
 
 
-def grow(env: Any, num_blocks: int, block_size: int, length: int, batch: int) -> Iterator[int]:
-    """Single tokens, appended to a sequence of this many full blocks; after a batch of them, the
-    blocks that they took are given back.
+def grow(env: Any, size: int, block_size: int, batch: int) -> Iterator[int]:
+    """Single tokens, appended to a table of `size` full blocks; after a batch of them, the blocks
+    that they took are given back, so that the table keeps its length.
     """
-    allocator = env.solution.BlockAllocator(num_blocks, block_size)
-    stored = length * block_size
+    allocator = env.solution.BlockAllocator(size + batch, block_size)
+    stored = size * block_size
     table = allocator.allocate(stored)
     while True:
         for place in range(stored, stored + batch):
             allocator.append(table, place, 1)
         grown = len(table)
-        new = table[length:]
-        del table[length:]
+        new = table[size:]
+        del table[size:]
         allocator.free(new)
         yield grown
