@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from texts import check_text
+from traces import log_uniform
 
 from course.check import expect
 from course.check.codes import Code
@@ -493,18 +493,9 @@ def static_passes(requests: list[Json], num_slots: int) -> int:
 
 
 def trace(gate: GateRun, count: int, shortest: int, longest: int, prompt: int) -> list[Json]:
-    """Requests whose outputs are log-uniform: many short ones, and a few that are long.
-
-    The lengths are spread evenly over the distribution and then shuffled, so that two seeds differ
-    in their order and not in their luck.
-    """
-    span = math.log(longest / shortest)
-    news = [round(shortest * math.exp(span * (i + 0.5) / count)) for i in range(count)]
-    gate.rng.shuffle(news)
-    return [
-        request(gate, f"r{i}", gate.rng.randrange(prompt // 2, prompt + 1), new)
-        for i, new in enumerate(news)
-    ]
+    """Requests whose outputs are log-uniform: see `traces`."""
+    lengths = log_uniform(gate.rng, count, shortest, longest, prompt)
+    return [request(gate, f"r{i}", length, new) for i, (length, new) in enumerate(lengths)]
 
 
 @pytest.mark.number

@@ -516,6 +516,20 @@ FIGURES: dict[int, list[Figure]] = {
         ("× 2.54 / {:.2f} is the same", lambda: 0.4 + 127 * 0.020),
         ("(0.75 × 400 + 0.25 × 3 = {:.0f})", lambda: 0.75 * 400 + 0.25 * 3),
     ],
+    7: [
+        ("at 16 bits: {:,.0f} bytes for each token", lambda: kv(LLAMA3, 2)),
+        ("8,192 tokens is {:.0f} GiB", lambda: 8192 * kv(LLAMA3, 2) / GIB),
+        ("500 has used {:.1%} of it", lambda: 500 / 8192),
+        ("120 / ln 16 = {:.1f}", lambda: 120 / math.log(128 / 8)),
+        ("has stored {:.1f} positions", lambda: STORED),
+        ("{:.0%} of a slot of 256", lambda: STORED / 256),
+        ("(16 - 1) / 2 = {:.1f} on average", lambda: (16 - 1) / 2),
+        ("takes up {:.1f},", lambda: STORED + 7.5),
+        ("256 / 73.8 = {:.2f} texts", lambda: 256 / (STORED + 7.5)),
+        ("alone 4 × 4 blocks = {}", lambda: 4 * blocks(40 + 20)),
+        ("shared 2 full ones + 4 × 2 = {} blocks", lambda: 2 + 4 * (blocks(40 + 20) - 2)),
+        ("{:.0f} kB for 100,000 free blocks", lambda: 8 * 100_000 / 1e3),
+    ],
     8: [
         ("rectangle of 8 × 30, {} positions", lambda: 8 * 30),
         ("of which {} are useful", lambda: 30 + 7),
@@ -586,6 +600,13 @@ def beside_llama(positions: int) -> int:
 def elements_of_a_layer(memory: float) -> float:
     """Keys of one layer in a pool that fills a GPU beside Llama-3.2-1B, at 16 bits."""
     return (memory - 2 * BENCH_1B.num_weights) / (2 * 2 * BENCH_1B.num_layers)
+
+
+STORED = 24 + 120 / math.log(16) - 1  # stage 07: a mean prompt and a mean output, the last not fed
+
+
+def blocks(tokens: int) -> int:
+    return int(reference(7).BlockAllocator(1, 16).blocks_for(tokens))
 
 
 def intensity(config: ModelConfig, batch: int, context: int, width: float) -> float:
@@ -667,6 +688,37 @@ def test_hand_counts_of_the_loops() -> None:
     cached = tables(section(load_syllabus().find(2), "On paper"))["pass"]
     assert sum(len(row[1].split()) for row in cached) == 3 + 2 - 1
     assert [row[2] for row in cached] == ["0", "3"]
+
+
+def test_block_sizes_follow_from_their_own_rows() -> None:
+    rows = tables(section(load_syllabus().find(7), "On paper"))["tokens in a block"]
+    assert [int(row[0]) for row in rows] == [1, 4, 16, 64]
+    for size, wasted, texts, entries in rows:
+        mean = (int(size) - 1) / 2
+        assert f"{mean:g}" == wasted
+        assert f"{256 / (STORED + mean):.2f}" == texts
+        assert f"{8192 // int(size):,}" == entries
+
+
+def test_the_log_of_the_double_free_can_be_replayed() -> None:
+    """Stage 07's incident: the calls as they stand there, and what is free after each."""
+    stage = load_syllabus().find(7)
+    incident = section(stage, "Incident")
+    allocator = reference(7).BlockAllocator(8, 4)
+    names: dict[str, Any] = {}
+    calls = {name: getattr(allocator, name) for name in ("allocate", "fork", "free")}
+    steps = re.findall(r"^ +\d +(?:(\w) = )?(\w+\(.+?\)) +(\d)? ", incident, flags=re.M)
+    assert len(steps) == 8
+    for name, call, free in steps[:-1]:
+        names[name] = eval(call, {**calls, **names})
+        assert allocator.num_free == int(free), call
+        if call == "free([0, 1])":
+            with pytest.raises(RuntimeError, match="block 0 has a count of 0; tables: 1"):
+                allocator.check([names["a"]])
+        if name == "d":
+            assert names["d"] == [6, 7, 1, 0]
+    with pytest.raises(ValueError, match="table holds block 1, which is free"):
+        eval(steps[-1][1], {**calls, **names})
 
 
 def tables(text: str) -> dict[str, list[list[str]]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from course.types import (
     FinishReason,
+    OutOfBlocks,
     Output,
     Request,
     SamplingParams,
@@ -95,6 +96,13 @@ def test_a_sequence_owns_its_tokens() -> None:
     other.block_table.append(1)
     assert sequence.block_table == []
     assert other.tokens == [1, 2, 3]
+
+
+def test_a_pool_that_is_too_small_says_by_how_much() -> None:
+    error = OutOfBlocks(5, 4)
+    assert str(error) == "5 blocks are needed, and 4 are free"
+    assert (error.needed, error.free) == (5, 4)
+    assert not isinstance(error, ValueError)  # nobody's argument was wrong
 
 
 def test_reasons_are_the_words_of_the_api() -> None:

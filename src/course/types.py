@@ -192,6 +192,19 @@ class Timeline:
         return self.ended is not None and self.error is None
 
 
+class OutOfBlocks(Exception):
+    """More cache blocks are needed than are free. Whoever raises this has changed nothing.
+
+    Args:
+        needed, free: numbers of blocks; also attributes.
+    """
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"{needed} blocks are needed, and {free} are free")
+        self.needed = needed
+        self.free = free
+
+
 class HasVocabulary(Protocol):
     """The two facts of a model's config that bound a prompt."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,3 +92,21 @@ def test_an_inconclusive_band_is_gone_on_with(roofline: ModuleType) -> None:
     third = bandwidth(roofline, 1.0, 0.02, [(1.0, 1.0)] * 25)  # decided the first time
     assert third.verdict is Verdict.PASS
     assert third.slices > 25
+
+
+def test_traces_differ_in_their_order_and_not_in_their_luck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates = load_syllabus().stages[0].gate.parent
+    monkeypatch.syspath_prepend(str(gates))
+    from traces import log_uniform
+
+    first, second = (log_uniform(random.Random(seed), 400, 8, 128, 32) for seed in (1, 2))
+    assert first != second
+    news = [[new for _, new in trace] for trace in (first, second)]
+    assert sorted(news[0]) == sorted(news[1])
+    assert (min(news[0]), max(news[0])) == (8, 128)
+    octaves = [sum(low <= new < 2 * low for new in news[0]) for low in (8, 16, 32, 64)]
+    assert max(octaves) - min(octaves) <= 8  # each holds a quarter, roundings aside
+    assert sum(news[0]) / 400 == pytest.approx(120 / math.log(16), rel=0.005)
+    assert {prompt for prompt, _ in first} == set(range(16, 33))

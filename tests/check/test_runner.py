@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,15 @@ def test_numbers_are_kept_on_red(toy: ToyCourse) -> None:
     assert result.failure.expected == ">= 1.5x"
 
 
+def test_a_count_may_know_its_likely_cause(toy: ToyCourse) -> None:
+    toy.solve(work="11")
+    path = toy.home / "gates" / "test_stage_01_toy.py"
+    path.write_text(path.read_text().replace("at_most=10,", "at_most=10, likely='Idle work.',"))
+    result = run(toy)
+    assert result.failure is not None
+    assert (result.failure.code, result.failure.likely) == (Code.WRONG_COUNT, "Idle work.")
+
+
 def test_noise_is_no_verdict_and_no_blame(toy: ToyCourse) -> None:
     toy.solve(seconds="[0.3, 3.0]")
     result = run(toy)
@@ -82,6 +92,20 @@ def test_noise_is_no_verdict_and_no_blame(toy: ToyCourse) -> None:
     assert result.status is Exit.INCONCLUSIVE
     assert not result.passed
     assert result.numbers[1].slices == 100
+
+
+@pytest.mark.parametrize(("max_spread", "status"), [(None, Exit.INCONCLUSIVE), (6.0, Exit.PASS)])
+def test_a_gate_may_let_a_wide_interval_decide(
+    toy: ToyCourse, max_spread: float | None, status: Exit
+) -> None:
+    rng = random.Random(7)
+    seconds = [rng.choice((0.1, 0.5)) for _ in range(200)]  # 10x or 2x, against a bar of 1.5x
+    toy.solve(seconds=str(seconds))
+    path = toy.home / "gates" / "test_stage_01_toy.py"
+    path.write_text(
+        path.read_text().replace("text=lambda", f"max_spread={max_spread}, text=lambda")
+    )
+    assert run(toy).status is status
 
 
 def test_slices_of_earlier_runs_count(toy: ToyCourse) -> None:
@@ -300,6 +324,25 @@ def test_an_honest_solution_does_no_background_work(
         + path.read_text().replace("lambda: 1.0,", "lambda: time.sleep(0.02) or 1.0,")
     )
     assert run(toy).passed
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_a_solution_against_itself_may_work_in_both_turns(
+    toy: ToyCourse, monkeypatch: pytest.MonkeyPatch, itself: bool
+) -> None:
+    """There the watch would see it do what it was asked to do."""
+    from course.check import gate
+
+    def always(watch: gate.BackgroundWatch) -> None:
+        raise GateFailure(Code.BACKGROUND_WORK, "busy")
+
+    monkeypatch.setattr(gate.BackgroundWatch, "judge", always)
+    toy.solve()
+    path = toy.home / "gates" / "test_stage_01_toy.py"
+    path.write_text(path.read_text().replace("text=lambda", f"itself={itself}, text=lambda"))
+    result = run(toy)
+    assert result.passed is itself
+    assert itself or result.failure.code is Code.BACKGROUND_WORK
 
 
 def test_a_tick_of_the_clock_is_no_background_work(toy: ToyCourse) -> None:

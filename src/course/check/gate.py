@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +168,13 @@ class GateRun:
         unit: str = "",
         code: Code = Code.WRONG_COUNT,
         message: str = "",
+        likely: str = "",
         note: str = "",
         counted: bool = True,
     ) -> None:
         """Record a figure and hold it against its formula; `counted` says that it has no noise.
+
+        `message` and `likely` are for the failure, where more is known than the code's page says.
 
         Raises:
             GateFailure: with `code`, when the figure is not what it must be.
@@ -189,8 +192,9 @@ class GateRun:
         self._add(Number(name, value, text, unit, needs, verdict, exact=counted, notes=notes))
         if not good:
             raise GateFailure(
-                code, message or f"{name} is not what the chapter derives", needs, _figure(value)
-            )
+                code, message or f"{name} is not what the chapter derives", needs, _figure(value),
+                likely=likely,
+            )  # fmt: skip
 
     def report(self, name: str, value: float, text: str, *, unit: str = "", note: str = "") -> None:
         """Record a figure that is held against nothing."""
@@ -207,24 +211,30 @@ class GateRun:
         max_slices: int = 100,
         note: str = "",
         slower: Callable[[PairedRatio], str] | None = None,
+        itself: bool = False,
+        max_spread: float | None = None,
     ) -> PairedRatio:
         """Time both sides step by step and hold the ratio against its bar in `course.toml`.
 
         The steps return seconds by the judge's clock. The bar is `{at_least = x}` or
-        `{no_worse_than = x}`.
+        `{no_worse_than = x}`. `itself` says that both sides are the solution, at two sizes: the
+        candidate's worker does the baseline's steps too, and is not watched meanwhile.
+        `max_spread` is how wide an interval may be and still decide: see `Bar`.
 
         Raises:
             GateFailure: TOO_SLOW when the interval lies below the bar; BACKGROUND_WORK when the
                 solution's processes were busy during the baseline's steps.
         """
-        bar = bar_of(self.bar(name))
-        watch = BackgroundWatch(self)
+        bar = replace(bar_of(self.bar(name)), max_spread=max_spread)
+        watch = None if itself else BackgroundWatch(self)
         prior = PairedRatio(self.options.prior.get(name, []))
         result = measure_pair(
-            watch.around(step_baseline), self._counted(name, step_candidate), bar,
+            watch.around(step_baseline) if watch else step_baseline,
+            self._counted(name, step_candidate), bar,
             prior=prior, max_slices=max_slices, warmup=warmup,
         )  # fmt: skip
-        watch.judge()
+        if watch:
+            watch.judge()
         verdict = result.verdict or Verdict.INCONCLUSIVE
         number = Number(
             name, result.median, text(result.ratio), "x", str(bar), verdict,

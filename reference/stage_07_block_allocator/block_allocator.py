@@ -1,0 +1,241 @@
+"""Stage 07: the block allocator. Which blocks of a pool are free, and who holds the others."""
+
+from __future__ import annotations
+
+# solution: begin
+from collections import Counter, deque
+
+# solution: end
+from collections.abc import Iterable, Sequence
+
+from course.types import OutOfBlocks, require_int, require_range
+
+
+class BlockAllocator:
+    """Hands out the blocks of a pool: ids from 0 to num_blocks - 1, block_size tokens in each.
+
+    A sequence has a *block table*, a list of ids that belongs to the caller: its token p lies in
+    block table[p // block_size], at offset p % block_size. A block may stand in several tables; its
+    reference count says in how many. With a count of 0 it is free, so that at any time
+    free + used = num_blocks. The memory itself is somebody else's: nothing is read or written here.
+
+    The free list is a queue: the block that has been free longest is taken first, in a new pool the
+    one with the lowest id. Every block is taken by `take` and given back by `give_back`, so that a
+    subclass that keeps another list has these two to replace, and `num_free`.
+
+    Args:
+        num_blocks, block_size: at least 1; also attributes.
+
+    Raises:
+        ValueError, TypeError: either is below 1, or no int.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
+            require_int(name, size)
+            require_range(name, size, low=1)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * num_blocks  # of each block: how many tables hold it
+        # solution: begin
+        self._free = deque(range(num_blocks))
+        # solution: end
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds."""
+        # solution: begin
+        return len(self._free)
+        # solution: end
+
+    def take(self) -> int:
+        """Take the block that has been free longest off the free list, which is not empty."""
+        # solution: begin
+        return self._free.popleft()
+        # solution: end
+
+    def give_back(self, block: int) -> None:
+        """Put a block that no table holds any more on the free list, behind all others."""
+        # solution: begin
+        self._free.append(block)
+        # solution: end
+
+    def ref_count(self, block: int) -> int:
+        """How many tables hold a block; 0 if it is free.
+
+        Raises:
+            ValueError, TypeError: there is no such block (`block`).
+        """
+        require_int("block", block)
+        require_range("block", block, low=0, high=self.num_blocks - 1)
+        return self._ref_counts[block]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """The fewest blocks that hold this many tokens.
+
+        Raises:
+            ValueError, TypeError: `num_tokens` is negative, or no int.
+        """
+        _require_count("num_tokens", num_tokens)
+        # solution: begin
+        return -(-num_tokens // self.block_size)  # rounded up
+        # solution: end
+
+    def allocate(self, num_tokens: int) -> list[int]:
+        """A block table for the first tokens of a sequence, with no block more than they need.
+
+        Raises:
+            OutOfBlocks: fewer are free.
+            ValueError, TypeError: `num_tokens` is negative, or no int.
+        """
+        _require_count("num_tokens", num_tokens)
+        # solution: begin
+        table: list[int] = []
+        self.append(table, 0, num_tokens)
+        return table
+        # solution: end
+
+    def append(self, table: list[int], num_tokens: int, new_tokens: int) -> list[tuple[int, int]]:
+        """Make room for the next tokens of a sequence: they can be written when this has returned.
+
+        Whatever they will be written into is then in the table, and in no other: blocks that are
+        missing are added at the end, and a shared block that would be written is replaced by a new
+        one. Nothing else changes. The table may have room to spare, which is used first.
+
+        It takes the same time however long the table is.
+
+        Args:
+            table: changed in place.
+            num_tokens: tokens that it holds so far.
+            new_tokens: how many more are to be written; for 0 nothing changes.
+
+        Returns:
+            Blocks to be copied, (source, destination): replaced ones in which some of the first
+            `num_tokens` tokens lie. They must be copied in this order, before anything is written.
+
+        Raises:
+            OutOfBlocks: fewer blocks are free than it takes, copies included.
+            ValueError: a number is negative; the table is too short for `num_tokens`; or the block
+                that holds the last of these tokens, or one to be written, is free or none at all
+                (`table`, and the block's id). TypeError: a number is no int, a table no list.
+        """
+        _require_list(table)
+        _require_count("num_tokens", num_tokens)
+        _require_count("new_tokens", new_tokens)
+        # solution: begin
+        if num_tokens > len(table) * self.block_size:
+            room = len(table) * self.block_size
+            raise ValueError(f"num_tokens must fit the table's {room} positions, got {num_tokens}")
+        first = num_tokens // self.block_size  # the block that the next token falls into
+        end = self.blocks_for(num_tokens + new_tokens)
+        self._require_held(table[max(0, first - 1) : end])
+        if new_tokens == 0:
+            return []
+        written = range(first, min(end, len(table)))
+        shared = [index for index in written if self._ref_counts[table[index]] > 1]
+        fresh = self._take_all(len(shared) + max(0, end - len(table)))
+        copies = []
+        for index, block in zip(shared, fresh, strict=False):
+            if index * self.block_size < num_tokens:  # else it holds nothing yet
+                copies.append((table[index], block))
+            self._release(table[index])
+            table[index] = block
+        table += fresh[len(shared) :]
+        return copies
+        # solution: end
+
+    def fork(self, table: list[int]) -> list[int]:
+        """A second table of the same blocks, for a sequence that begins like this one.
+
+        Raises:
+            ValueError: a block of the table is free, is none, or stands there twice (`table`, and
+                the block's id). TypeError: the table is no list.
+        """
+        _require_list(table)
+        # solution: begin
+        self._require_held(table)
+        for block in table:
+            self._ref_counts[block] += 1
+        return list(table)
+        # solution: end
+
+    def free(self, table: list[int]) -> None:
+        """Give the blocks of a sequence back, the last one first, and empty its table.
+
+        Those that stand in other tables stay in use. The order keeps the beginning of a text for
+        longest: somebody may begin alike.
+
+        Raises:
+            ValueError: as `fork`; nothing is given back then.
+        """
+        _require_list(table)
+        # solution: begin
+        self._require_held(table)
+        for block in reversed(table):
+            self._release(block)
+        table.clear()  # so that it cannot be freed or used again
+        # solution: end
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Prove that the pool is in order, given every table that is in use.
+
+        Raises:
+            RuntimeError: a block's count is not the number of tables that hold it, or
+                free + used is not `num_blocks`. The message gives the block, or the numbers.
+        """
+        # solution: begin
+        held = Counter(block for table in tables for block in table)
+        for block in {*range(self.num_blocks), *held}:
+            count = self._ref_counts[block] if 0 <= block < self.num_blocks else 0
+            if held[block] != count:
+                raise RuntimeError(f"block {block} has a count of {count}; tables: {held[block]}")
+        used = sum(count > 0 for count in self._ref_counts)
+        if self.num_free + used != self.num_blocks:
+            raise RuntimeError(f"{self.num_free} free + {used} used is not {self.num_blocks}")
+        # solution: end
+
+    # solution: begin
+    def _take_all(self, count: int) -> list[int]:
+        """Take this many blocks for one table, or none.
+
+        Raises:
+            OutOfBlocks: fewer are free.
+        """
+        if count > self.num_free:
+            raise OutOfBlocks(count, self.num_free)
+        blocks = [self.take() for _ in range(count)]
+        for block in blocks:
+            self._ref_counts[block] = 1
+        return blocks
+
+    def _release(self, block: int) -> None:
+        """One table less holds the block; nobody, perhaps."""
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block] == 0:
+            self.give_back(block)
+
+    def _require_held(self, table: Sequence[int]) -> None:
+        """Raise a ValueError that names `table` unless its blocks are different and in use."""
+        seen = set()
+        for block in table:
+            if type(block) is not int or not 0 <= block < self.num_blocks:
+                raise ValueError(f"table holds {block!r}, which is no block of this pool")
+            if self._ref_counts[block] == 0:
+                raise ValueError(f"table holds block {block}, which is free")
+            if block in seen:
+                raise ValueError(f"table holds block {block} twice")
+            seen.add(block)
+
+    # solution: end
+
+
+def _require_count(name: str, value: int) -> None:
+    """Raise an error that names `name` unless it is an int, and not negative."""
+    require_int(name, value)
+    require_range(name, value, low=0)
+
+
+def _require_list(table: object) -> None:
+    """Raise a TypeError unless it is a list: only a list can be changed in place."""
+    if not isinstance(table, list):
+        raise TypeError(f"table must be a list of block ids, got {type(table).__name__}")
