@@ -21,6 +21,7 @@ from course.measure.ratio import PairedRatio
 
 STAGE = 5
 TOLERANCE = 1e-3  # float32 logits against float64 ones
+NUM_SLOTS = 8  # of the traces
 
 Json = dict[str, Any]
 
@@ -495,25 +496,32 @@ def static_passes(requests: list[Json], num_slots: int) -> int:
 def trace(gate: GateRun, count: int, shortest: int, longest: int, prompt: int) -> list[Json]:
     """Requests whose outputs are log-uniform: many short ones, and a few that are long.
 
-    The lengths are spread evenly over the distribution and then shuffled, so that two seeds differ
-    in their order and not in their luck.
+    The lengths are spread evenly over the distribution, and then dealt like cards: a batch of
+    `NUM_SLOTS` in a row holds one of the longest, one of the next longest, and so on. So seeds
+    differ in their order and not in their luck: static batches always take the same steps.
     """
     span = math.log(longest / shortest)
     news = [round(shortest * math.exp(span * (i + 0.5) / count)) for i in range(count)]
-    gate.rng.shuffle(news)
+    each = count // NUM_SLOTS
+    decks = [news[i : i + each] for i in range(0, count, each)]
+    for deck in decks:
+        gate.rng.shuffle(deck)
+    hands = [list(hand) for hand in zip(*decks, strict=True)]
+    for hand in hands:
+        gate.rng.shuffle(hand)
     return [
         request(gate, f"r{i}", gate.rng.randrange(prompt // 2, prompt + 1), new)
-        for i, new in enumerate(news)
+        for i, new in enumerate(new for hand in hands for new in hand)
     ]
 
 
 @pytest.mark.number
 def test_steps(gate: GateRun) -> None:
     """decode steps, occupancy and positions of a trace, counted"""
-    num_slots, capacity = 8, nano_oracle().config.max_context
+    capacity = nano_oracle().config.max_context
     requests = trace(gate, 32, 8, 128, 32)
-    service = serve(gate, requests, "a trace of 32 requests in 8 slots", num_slots=num_slots)
-    mine = simulate(requests, num_slots, capacity)
+    service = serve(gate, requests, "a trace of 32 requests in 8 slots", num_slots=NUM_SLOTS)
+    mine = simulate(requests, NUM_SLOTS, capacity)
     prompts = {r["id"]: len(r["prompt"]) for r in requests}
     decode_passes, busy, before, waiting = 0, [], 0, len(requests)
     for index, step in enumerate(service.steps):
@@ -523,8 +531,8 @@ def test_steps(gate: GateRun) -> None:
         before = step["positions"]
         decode_passes += rows > 0
         if waiting and rows > 0:
-            busy.append(min(rows, step["new"] - len(admitted)) / num_slots)
-    static = static_passes(requests, num_slots)
+            busy.append(min(rows, step["new"] - len(admitted)) / NUM_SLOTS)
+    static = static_passes(requests, NUM_SLOTS)
     gate.exact(
         "steps", round(static / max(1, decode_passes), 3), at_least=gate.bar("steps"),
         text=f"{decode_passes} decode steps against {static} of static batches: "
@@ -590,10 +598,10 @@ class Race:
         requests = trace(self.gate, *self.shape)
         sides: dict[str, Callable[[], Any]] = {
             "baseline": lambda: self.gate.baseline.start(
-                "static_timed", model=self.model, requests=requests, num_slots=8
+                "static_timed", model=self.model, requests=requests, num_slots=NUM_SLOTS
             ),
             "candidate": lambda: self.gate.candidate.start(
-                "serve_timed", model=self.model, requests=requests, num_slots=8,
+                "serve_timed", model=self.model, requests=requests, num_slots=NUM_SLOTS,
                 capacity=self.capacity,
             ),
         }  # fmt: skip
