@@ -549,7 +549,7 @@ def test_steps(gate: GateRun) -> None:
     positions = service.steps[-1]["positions"]
     gate.exact(
         "positions", positions, equals=useful,
-        text=f"{positions:,}, every one of them somebody's",
+        text=f"{positions:,}, of which {useful:,} are somebody's",
         message="no padding, no idle row: only tokens that are fed are computed",
     )  # fmt: skip
     passes = service.steps[-1]["passes"]
