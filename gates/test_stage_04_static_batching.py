@@ -251,6 +251,14 @@ class TestGenerateBatch:
         _, counts = batch_of(gate, [], 5, [], "no prompts")
         expect.value(counts["passes"], 0, "forward passes for no prompts")
 
+    def test_no_pass_after_the_last_row(self, gate: GateRun) -> None:
+        """no pass is made once every row has ended"""
+        _, counts = batch_of(gate, ragged(gate), [5, 2, 4, 5], [], "five steps")
+        if counts["passes"] not in (5, 5 + 2 + 4 + 5):  # one by one fails the number, not this
+            raise GateFailure(
+                Code.WRONG_COUNT, "five steps are five passes", "5", str(counts["passes"])
+            )
+
     def test_rows_without_room(self, gate: GateRun) -> None:
         """a row with a limit of 0 yields nothing, and costs nothing"""
         prompts, limits = ragged(gate), [3, 0, 2, 0]
@@ -270,14 +278,6 @@ class TestGenerateBatch:
         lengths = (6, context - 2, context)
         what = f"prompts of {lengths} tokens in a context of {context}"
         batch_of(gate, ragged(gate, lengths), 12, [], what)
-
-    def test_no_pass_after_the_last_row(self, gate: GateRun) -> None:
-        """no pass is made once every row has ended"""
-        _, counts = batch_of(gate, ragged(gate), [5, 2, 4, 5], [], "five steps")
-        if counts["passes"] not in (5, 5 + 2 + 4 + 5):  # one by one fails the number, not this
-            raise GateFailure(
-                Code.WRONG_COUNT, "five steps are five passes", "5", str(counts["passes"])
-            )
 
     @pytest.mark.parametrize(
         ("argument", "prompts", "limits", "eos_ids", "kinds", "what"),

@@ -21,6 +21,7 @@ from course.measure.ratio import PairedRatio
 
 STAGE = 5
 TOLERANCE = 1e-3  # float32 logits against float64 ones
+NUM_SLOTS = 8  # of the traces
 
 Json = dict[str, Any]
 
@@ -493,18 +494,18 @@ def static_passes(requests: list[Json], num_slots: int) -> int:
 
 
 def trace(gate: GateRun, count: int, shortest: int, longest: int, prompt: int) -> list[Json]:
-    """Requests whose outputs are log-uniform: see `traces`."""
-    lengths = log_uniform(gate.rng, count, shortest, longest, prompt)
+    """Requests whose outputs are log-uniform, dealt out evenly to static batches: see `traces`."""
+    lengths = log_uniform(gate.rng, count, shortest, longest, prompt, hand=NUM_SLOTS)
     return [request(gate, f"r{i}", length, new) for i, (length, new) in enumerate(lengths)]
 
 
 @pytest.mark.number
 def test_steps(gate: GateRun) -> None:
     """decode steps, occupancy and positions of a trace, counted"""
-    num_slots, capacity = 8, nano_oracle().config.max_context
+    capacity = nano_oracle().config.max_context
     requests = trace(gate, 32, 8, 128, 32)
-    service = serve(gate, requests, "a trace of 32 requests in 8 slots", num_slots=num_slots)
-    mine = simulate(requests, num_slots, capacity)
+    service = serve(gate, requests, "a trace of 32 requests in 8 slots", num_slots=NUM_SLOTS)
+    mine = simulate(requests, NUM_SLOTS, capacity)
     prompts = {r["id"]: len(r["prompt"]) for r in requests}
     decode_passes, busy, before, waiting = 0, [], 0, len(requests)
     for index, step in enumerate(service.steps):
@@ -514,8 +515,8 @@ def test_steps(gate: GateRun) -> None:
         before = step["positions"]
         decode_passes += rows > 0
         if waiting and rows > 0:
-            busy.append(min(rows, step["new"] - len(admitted)) / num_slots)
-    static = static_passes(requests, num_slots)
+            busy.append(min(rows, step["new"] - len(admitted)) / NUM_SLOTS)
+    static = static_passes(requests, NUM_SLOTS)
     gate.exact(
         "steps", round(static / max(1, decode_passes), 3), at_least=gate.bar("steps"),
         text=f"{decode_passes} decode steps against {static} of static batches: "
@@ -532,7 +533,7 @@ def test_steps(gate: GateRun) -> None:
     positions = service.steps[-1]["positions"]
     gate.exact(
         "positions", positions, equals=useful,
-        text=f"{positions:,}, every one of them somebody's",
+        text=f"{positions:,}, of which {useful:,} are somebody's",
         message="no padding, no idle row: only tokens that are fed are computed",
     )  # fmt: skip
     passes = service.steps[-1]["passes"]
@@ -581,10 +582,10 @@ class Race:
         requests = trace(self.gate, *self.shape)
         sides: dict[str, Callable[[], Any]] = {
             "baseline": lambda: self.gate.baseline.start(
-                "static_timed", model=self.model, requests=requests, num_slots=8
+                "static_timed", model=self.model, requests=requests, num_slots=NUM_SLOTS
             ),
             "candidate": lambda: self.gate.candidate.start(
-                "serve_timed", model=self.model, requests=requests, num_slots=8,
+                "serve_timed", model=self.model, requests=requests, num_slots=NUM_SLOTS,
                 capacity=self.capacity,
             ),
         }  # fmt: skip

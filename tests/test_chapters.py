@@ -497,6 +497,46 @@ FIGURES: dict[int, list[Figure]] = {
         ("A is right: {:,} weights", lambda: weights(SMOL)),
         ("4 bytes = {:.0f} MB)", lambda: 4 * SMOL.vocab_size * SMOL.hidden_size / 1e6),
     ],
+    4: [
+        ("all but {:.2%} of an A100's arithmetic", lambda: A100 / A100_FLOPS),
+        ("eight rows take {:.0f} ms", lambda: one_pass(8)),
+        ("as long as one, and the gain is {:.0f}.", lambda: 8 * one_pass(1) / one_pass(8)),
+        ("Sixteen take {:.0f} ms", lambda: one_pass(16)),
+        ("58 ms: {:.1f}", lambda: 16 * one_pass(1) / one_pass(16)),
+        ("stays below (10 + 40) / 3 = {:.1f}", lambda: (10 + 40) / 3),
+        ("{:.0f} on an A100", lambda: A100_FLOPS / A100),
+        ("{:.0f} on an H100", lambda: 989e12 / H100),
+        ("reads {:.1f} GB of weights", lambda: 2 * weights(LLAMA3) / 1e9),
+        ("and {:.2f} GB of cache per text of 8,192 tokens", lambda: long_cache() / 1e9),
+        ("One text: {:.1f} GB", lambda: (2 * weights(LLAMA3) + long_cache()) / 1e9),
+        ("Eight: {:.1f} GB", lambda: (2 * weights(LLAMA3) + 8 * long_cache()) / 1e9),
+        ("23.6 = {:.1f}", lambda: long_gain(8)),
+        ("stays below 16.1 / 1.07 = {:.0f}", lambda: long_gain(10**9)),
+        ("2 × (3 + 4 - 1) = {} computed", lambda: 2 * (3 + 4 - 1)),
+        ("12 computed, {} + 4 useful", lambda: 3 + 2 - 1),
+        ("4 + {} useful", lambda: 1 + 4 - 1),
+        ("about {:.1f} +", lambda: 4 + 44 * 8 / 9),
+        ("43.1 + {:.1f} - 1", lambda: 4 + 28 * 8 / 9),
+        ("28.9 - 1 = {:.0f} columns", lambda: 8 + 72 * 8 / 9 - 1),
+        ("26 + 18 - 1 = {}.", lambda: 26 + 18 - 1),
+        ("Some {:.0%} of the work", lambda: 1 - 43 / (8 + 72 * 8 / 9 - 1)),
+        ("one of 60 puts {} there", lambda: 60 - 9),
+    ],
+    5: [
+        ("some {:.0%} of the positions", lambda: 1 - 43 / (8 + 72 * 8 / 9 - 1)),
+        ("(128 - 8) / ln 16 = {:.1f}", lambda: (128 - 8) / math.log(16)),
+        ("The four longest are {}, {}, {} and {}.", lambda: outputs()[-4:]),
+        ("94 + 102 + 111 + 122 = {} steps", lambda: sum(outputs()[-4:]) - 4),
+        ("together need only {:,} rows", lambda: decodes()),
+        ("1,353 / (8 × 429) = {:.0%}", lambda: decodes() / (8 * 429)),
+        ("1,353 / 8 steps: {}.", lambda: math.ceil(decodes() / 8)),
+        ("(1,353 - 122) / 8 + 122 = {:.1f}", lambda: (decodes() - 122) / 8 + 122),
+        ("429 / 275 = {:.2f}", lambda: 429 / 275),
+        ("429 / 170 = {:.2f}", lambda: 429 / 170),
+        ("holds {:.0f} tokens on average", lambda: held()),
+        ("reserves 256. That is {:.0%}", lambda: held() / 256),
+        ("at 16 bits with 8,192 positions each reserve {:.0f} GiB", lambda: 8 * long_cache() / GIB),
+    ],
     6: [
         ("2.25 - 1.0 = {} s", lambda: reference(6).ttft(EXAMPLE)),
         ("each token but the first: {} s",
@@ -609,6 +649,33 @@ def blocks(tokens: int) -> int:
     return int(reference(7).BlockAllocator(1, 16).blocks_for(tokens))
 
 
+def long_cache() -> float:
+    """Bytes of a cache of 8,192 tokens of Llama-3-8B at 16 bits."""
+    return 8192 * kv(LLAMA3, 2)
+
+
+def long_gain(batch: int) -> float:
+    """Tokens per second of a batch over one by one, where reading sets the pace."""
+    floor = reference(3).decode_floor
+    one, many = (floor(LLAMA3, size, 8192, 2, A100, 1e30) for size in (1, batch))
+    return float(batch * one / many)
+
+
+def outputs() -> list[int]:
+    """The output lengths of stage 05's trace, shortest first."""
+    return [round(8 * math.exp(math.log(16) * (i + 0.5) / 32)) for i in range(32)]
+
+
+def decodes() -> int:
+    """The tokens of that trace that come from decode steps."""
+    return sum(outputs()) - len(outputs())
+
+
+def held() -> float:
+    """Positions that a running text of that trace holds on average, with a prompt of 24."""
+    return sum(24 + fed for new in outputs() for fed in range(1, new)) / decodes()
+
+
 def intensity(config: ModelConfig, batch: int, context: int, width: float) -> float:
     return float(reference(3).arithmetic_intensity(config, batch, context, width))
 
@@ -621,7 +688,9 @@ def test_figures_are_what_they_should_be(
     number: int, words: str, compute: Callable[[], Any]
 ) -> None:
     """The chapter says, character for character, what comes out when it is worked out again."""
-    assert words.format(compute()) in flat(read(load_syllabus().find(number).chapter))
+    found = compute()
+    values = found if isinstance(found, list) else [found]
+    assert words.format(*values) in flat(read(load_syllabus().find(number).chapter))
 
 
 def test_published_sizes_are_their_publishers() -> None:
@@ -735,3 +804,12 @@ def tables(text: str) -> dict[str, list[list[str]]]:
                 rows.append(cells)
         before = line
     return found
+
+
+def test_the_rectangle_of_stage_04() -> None:
+    """Its positions are those of `pad_left`, and go on by one a column."""
+    block = fences(section(load_syllabus().find(4), "On paper"), "")[1]
+    shown = [list(map(int, re.findall(r"\d+", line)[-6:])) for line in block.splitlines()[1:]]
+    _, positions, starts = reference(4).pad_left([[1, 2, 3], [4]])
+    for row, (wide, start) in enumerate(zip(positions.tolist(), starts.tolist(), strict=True)):
+        assert shown[row] == wide + [column - start for column in (3, 4, 5)]

@@ -85,20 +85,21 @@ def test_a_part_that_is_not_there(toy: ToyCourse) -> None:
         _ = parts.double
 
 
-def test_a_stage_that_builds_the_same_name_later(toy: ToyCourse) -> None:
-    """The first that builds it gives it."""
-    text = (toy.home / "course.toml").read_text()
-    (toy.home / "course.toml").write_text(text + '\nbuilds = ["double", "treble"]\n')
-    load_syllabus.cache_clear()
-    assert parts.double(2) == 4
-    assert "treble" in dir(parts)
+def test_a_name_that_is_built_twice() -> None:
+    """The newest stage gives it, of those that this process may use."""
+    for before, folder in ((2, "stage_01_naive_loop"), (3, "stage_02_kv_cache")):
+        bind(Binding(before=before))
+        assert parts.generate.__module__ == f"course_parts.{folder}"
+    bind(Binding(before=1))
+    with pytest.raises(ImportError, match="only the stages before it"):
+        _ = parts.generate
 
 
 def test_the_real_parts() -> None:
     from course.parts import KVCache, generate
 
     assert KVCache.__module__ == "course_parts.stage_02_kv_cache"
-    assert generate.__module__ == "course_parts.stage_01_naive_loop"
+    assert generate.__module__ == "course_parts.stage_02_kv_cache"
 
 
 def test_looking_costs_nothing() -> None:

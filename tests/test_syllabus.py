@@ -144,6 +144,9 @@ def test_every_part_is_built_by_one_stage_first() -> None:
     assert providers["generate"].number == 1  # stage 02 builds one, too
     for name, stage in providers.items():
         assert name in stage.builds
+        assert SYLLABUS.builders(name)[0] == stage
+    assert [stage.number for stage in SYLLABUS.builders("generate")] == [1, 2]
+    assert SYLLABUS.builders("nonsense") == []
 
 
 def test_no_folder_is_left_over() -> None:

@@ -1,9 +1,9 @@
 """The parts that earlier stages built: `from course.parts import KVCache`.
 
-A name is looked up in the syllabus, and the stage that builds it is loaded from a file. Which file
-depends on what this process is for: in a check it is always the reference, so that a fault in your
-stage 02 cannot fail your stage 08, and nobody is blocked; in your own engine (`--parts mine`) it is
-the file that you wrote.
+A name is looked up in the syllabus, and the stage that builds it is loaded from a file; where
+several build it, the newest, which is the better part. Which file depends on what this process is
+for: in a check it is always the reference, so that a fault in your stage 02 cannot fail your stage
+08, and nobody is blocked; in your own engine (`--parts mine`) it is the file that you wrote.
 
 A check of stage N may take parts of the stages before N only.
 """
@@ -71,10 +71,12 @@ def load_part(stage: Stage) -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
-    stage = load_syllabus().providers().get(name)
-    if stage is None:
+    builders = load_syllabus().builders(name)
+    if not builders:
         raise AttributeError(f"course.parts: no stage builds {name!r}")
-    return getattr(load_part(stage), name)
+    before = _binding.before
+    allowed = [stage for stage in builders if before is None or stage.number < before]
+    return getattr(load_part((allowed or builders)[-1]), name)
 
 
 def __dir__() -> list[str]:

@@ -153,6 +153,10 @@ class Syllabus:
             f"{slugs[0]}.{hint}"
         )
 
+    def builders(self, name: str) -> list[Stage]:
+        """The stages that build a public name, in order; none, if nobody does."""
+        return [stage for stage in self.stages if name in stage.builds]
+
     def providers(self) -> dict[str, Stage]:
         """The public names that stages build, each with the stage that builds it first."""
         found: dict[str, Stage] = {}

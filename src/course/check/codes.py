@@ -222,7 +222,10 @@ PAGES: dict[Code, Page] = {
     Code.WRONG_COUNT: _P(
         Kind.NUMBER,
         "The work done, counted exactly, is not the work that the chapter derives.",
-        ("The head runs over every position.", "The prompt is fed twice.", "A pass too many."),
+        (
+            "Something is computed twice, or for nobody: a prompt, a pass, a row.",
+            "The head runs over every position.",
+        ),
         "Compare the count with the formula, for a prompt of 3 tokens and 2 new ones.",
     ),
     Code.TOO_MUCH_MEMORY: _P(

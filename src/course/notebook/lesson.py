@@ -92,13 +92,19 @@ class Lesson:
             now = probe(self.device, dtypes=dtypes, refresh=True, cache=Path(folder, "now.json"))
         return now.better_of(probe(self.device, dtypes=dtypes))
 
-    def host_overhead(self, step_of: Callable[[Decoder], Callable[[], object]]) -> float:
+    def host_overhead(
+        self,
+        step_of: Callable[[Decoder], Callable[[], object]],
+        config: ModelConfig | None = None,
+    ) -> float:
         """Seconds that the host needs for a step, whatever the model computes.
 
         step_of(model) gives a step of that model. It is timed on one of the same depth that is so
-        narrow that nothing is left to read or to multiply.
+        narrow that nothing is left to read or to multiply. config: of another model than the
+        notebook's own.
         """
-        model = seeded_decoder(narrow(self.config), device=self.device, dtype=self.model.dtype)
+        shape = narrow(config or self.config)
+        model = seeded_decoder(shape, device=self.device, dtype=self.model.dtype)
         return host_overhead(step_of(model), self.device)
 
     @property
