@@ -457,9 +457,10 @@ else:
     verdict = "the rest of a step grew as the rows did"
 nb.say(f"""
 **Equal memory.** {more} texts instead of {SLOTS} gave **{found:.2f}x** the tokens per second
-([{low:.2f}, {high:.2f}]); the rows alone promised {derived:.2f}x. The parts say where it goes. Their
-rows make {by_rows:.2f}x, and with planning and attention it is {by_parts:.2f}x: {verdict}. These
-two are {beside["slots"]:.0%} of the step in slots and {beside["blocks"]:.0%} of the one in blocks.
+([{low:.2f}, {high:.2f}]); the rows alone promised {derived:.2f}x. The parts say where it goes.
+Their rows make {by_rows:.2f}x, and with planning and attention it is {by_parts:.2f}x: {verdict}.
+These two are {beside["slots"]:.0%} of the step in slots and {beside["blocks"]:.0%} of the one in
+blocks.
 """)
 
 # %%

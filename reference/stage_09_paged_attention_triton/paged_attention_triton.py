@@ -170,7 +170,7 @@ def paged_attention(
             do not fit together.
     """
     heads, dim = q.shape[1:]
-    block_size, kv_heads = keys.shape[1:3]
+    kv_heads = keys.shape[2]
     if not 1 <= max_queries <= MAX_QUERIES:
         raise ValueError(f"max_queries must lie in 1 .. {MAX_QUERIES}, got {max_queries}")
     if num_splits < 1 or num_splits & (num_splits - 1):
@@ -191,7 +191,7 @@ def paged_attention(
     attend_kernel[sequences, kv_heads, num_splits](
         out, partial, stats, q, keys, values, block_tables, context_lens, query_start_loc,
         block_tables.shape[1], dim**-0.5, QUERIES=max_queries, GROUPS=groups, ROWS=rows,
-        HEAD_DIM=dim, BLOCK_SIZE=block_size, TILE=TILE, SPLITS=num_splits,
+        HEAD_DIM=dim, BLOCK_SIZE=keys.shape[1], TILE=TILE, SPLITS=num_splits,
         num_warps=4 if rows * dim <= 4096 else 8,  # more rows in 4 warps do not fit in registers
     )  # fmt: skip
     if num_splits > 1:

@@ -85,7 +85,7 @@ def paged_attention(
             do not fit together.
     """
     heads, dim = q.shape[1:]
-    block_size, kv_heads = keys.shape[1:3]
+    kv_heads = keys.shape[2]
     if not 1 <= max_queries <= MAX_QUERIES:
         raise ValueError(f"max_queries must lie in 1 .. {MAX_QUERIES}, got {max_queries}")
     if num_splits < 1 or num_splits & (num_splits - 1):
