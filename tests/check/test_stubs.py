@@ -245,15 +245,18 @@ def test_what_a_stub_builds_raises_when_it_is_used(stage: Stage) -> None:
         needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
         return function(**{name: arguments.get(name, 1) for name in needed})
 
+    def use(built: Any) -> None:
+        """Step through what a function gives; call what an object does: making it may be given."""
+        made = called(built)
+        if not inspect.isclass(built):
+            list(made)
+        for method in vars(built):
+            if not method.startswith("_"):
+                called(getattr(made, method))
+
     for name in stage.builds:
-        built = getattr(module, name)
         with pytest.raises(NotImplementedError, match="your code goes here"):
-            made = called(built)
-            if not inspect.isclass(built):
-                list(made)
-            for method in vars(built):  # what an object is made of may be given, what it does not
-                if not method.startswith("_"):
-                    called(getattr(made, method))
+            use(getattr(module, name))
 
 
 # -- course dev stubs -----------------------------------------------------------------------------
