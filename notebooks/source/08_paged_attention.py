@@ -471,8 +471,8 @@ low, high = equal_batch.ratio.interval()
 if high < 1:
     verdict = "That is where paging loses: the same keys are read, and copied besides."
 elif low > 1:
-    verdict = """Faster, although the same keys are read, and copied besides: where memory happens to
-lie moves such a ratio by some percent, in either direction."""
+    verdict = """Faster, although the same keys are read, and copied besides: where memory lies
+moves such a ratio by some percent, in either direction."""
 else:
     verdict = "The interval holds 1: the copy is lost among the rest of the step."
 nb.say(f"""
