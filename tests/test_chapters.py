@@ -526,7 +526,7 @@ FIGURES: dict[int, list[Figure]] = {
         ("there are {} instances", lambda: 64 * 8),
         ("one layer are {:.2f} billion elements", lambda: elements_of_a_layer(141e9) / 1e9),
         ("2^31 is {:.3f} billion", lambda: 2**31 / 1e9),
-        ("× group: {} at Q = 16", lambda: 16 * 4),
+        ("at 16 bits: {} with 16 queries", lambda: 16 * 4),
         ("queries make {} rows", lambda: 128 * 4),
         ("take {} KiB, all", lambda: 512 * 128 * 4 // 1024),
         ("is {:,} numbers", lambda: 128 * 128),
