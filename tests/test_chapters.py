@@ -532,6 +532,8 @@ FIGURES: dict[int, list[Figure]] = {
         ("is {:,} numbers", lambda: 128 * 128),
         ("that is {} registers each", lambda: 128 * 128 // 256),
         ("ceil(5 / 4) = {} tiles each", lambda: math.ceil(math.ceil(300 / 64) / 4)),
+        ("The {:,} tiles of the test", lambda: 131_072 // 64),
+        ("are {} for each of 32", lambda: 2048 // 32),
     ],
 }  # fmt: skip
 
