@@ -61,7 +61,7 @@ class DecodeRace:
         """One step of the candidate, in seconds per token."""
         return self._step("candidate")
 
-    def must_fit(self, budget: int) -> None:
+    def must_fit(self, name: str, budget: int) -> None:
         """The pool may hold no more than so many positions, and one block for nobody."""
         config = load_config(self.model, self.gate.device)
         width = 4 if self.gate.device == "cpu" else 2
@@ -70,7 +70,7 @@ class DecodeRace:
             "pool_bytes", model=self.model, num_blocks=self.num_blocks, block_size=self.BLOCK
         )
         self.gate.exact(
-            "pool_bytes", held, at_most=(budget + self.BLOCK) * per_token + 256, unit="bytes",
+            name, held, at_most=(budget + self.BLOCK) * per_token + 256, unit="bytes",
             code=Code.TOO_MUCH_MEMORY,
             text=f"{held:,} bytes for {self.num_blocks} blocks of {self.BLOCK}; "
             f"contiguous slots hold {budget * per_token:,}",

@@ -401,7 +401,7 @@ def test_throughput(gate: GateRun) -> None:
             break
         lengths.append(length)
     race = DecodeRace(gate, {"lengths": lengths[:slots], "capacity": capacity}, lengths)
-    race.must_fit(budget)
+    race.must_fit("pool_bytes", budget)
 
     def words(ratio: PairedRatio) -> str:
         mine, other = 1 / ratio.candidate_s, 1 / ratio.baseline_s

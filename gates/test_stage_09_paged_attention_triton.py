@@ -136,7 +136,7 @@ class TestKernel:
     def test_any_number_of_splits(self, gate: GateRun) -> None:
         """the result does not depend on the number of splits, empty ones included"""
         case = Case(gate, (4, 2, 64), 16, [1, 2, 1], [3, 70, 130])
-        for splits in (1, 2, 4, 16):
+        for splits in (1, 2, 8):
             what = f"{splits} splits"
             case.check(call(gate, case, splits, what), what, FLOAT32)
 
@@ -204,7 +204,8 @@ class TestAttention:
     def test_steps(self, gate: GateRun, splits: int | None) -> None:
         """prefill, decode and chunks, short and long, in one step and another"""
         pages = Pages(gate, (4, 2, 16), 4, [60, 40, 40, 30])
-        counts = [{0: 20, 1: 3}, {1: 1, 2: 17, 0: 1}, {2: 16, 3: 9}, {3: 1, 0: 1, 1: 1, 2: 1}]
+        most = 4 if splits else 16  # in the interpreter, each query of a split step takes its time
+        counts = [{0: 20, 1: 3}, {1: 1, 2: 17, 0: 1}, {2: most, 3: 2}, {3: 1, 0: 1, 1: 1, 2: 1}]
         todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
         what = f"steps of 1 to 20 queries, num_splits = {splits}"
 

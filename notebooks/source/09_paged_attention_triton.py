@@ -17,6 +17,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels then 
 
 import math
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -151,7 +152,8 @@ nb.say(f"""
 After every tile o / l *is* softmax over what was seen, up to {max(errors):.0e}. The maximum rose in
 {steps_up} of the {len(history) - 1} later tiles; in the others nothing had to be shrunk. Without
 the maximum, scores 40 times as large sum to {float(plain.sum())}, and the result is
-{float((plain / plain.sum() @ values)[0])}. With it, it is off by {off:.0e}.
+{float((plain / plain.sum() @ values)[0])}. With it,
+{"nothing is lost" if off == 0 else f"it is off by {off:.0e}"}.
 """)
 
 # %% [markdown]
@@ -280,14 +282,14 @@ nb.table(
 
 # %% jupyter={"source_hidden": true}
 found = 3 * copied.bytes / pool_bytes
+exactly = ", not one lane more" if pool_bytes == ideal else ""
 nb.say(f"""
 The result is off from dense attention in float64 by {float((out - expected).abs().max()):.1e}. The
-kernel loads {pool_bytes / ideal:.3f} times the bytes of the texts' keys and values, not one lane
-more. Gathering moves {found:.2f} times as much; the lengths alone said {derived:.2f}. The rest,
-{found / derived - 1:.1%}, are the {nb.bytes_text(copied.bytes - rectangle)} that stage 08 copies
-besides: queries, masks, and the new keys. Your {prediction.guess:g}x leaves out
-{"the padding" if prediction.guess < derived else "nothing"}, which is a factor of
-{len(lengths) * longest / total:.2f} here. Texts of equal length would have none.
+kernel loads {pool_bytes / ideal:.3f} times the bytes of the texts' keys and values{exactly}.
+Gathering moves {found:.2f} times as much; the lengths alone said {derived:.2f}. What lies between
+the two are the {nb.bytes_text(copied.bytes - rectangle)} that stage 08 copies besides: queries,
+masks, and the new keys. Padding is a factor of {len(lengths) * longest / total:.2f} in it. Texts of
+equal length have none, and it would be 3 for them.
 """)
 
 # %% [markdown]
@@ -299,15 +301,17 @@ besides: queries, masks, and the new keys. Your {prediction.guess:g}x leaves out
 
 
 # %%
+scratch = TemporaryDirectory()
+
+
 def variant(name):
     """The kernel of a wrong solution: an edit of the reference, in gates/wrong."""
     [diff] = [path for path in lesson.stage.wrong if path.stem == name]
-    with TemporaryDirectory() as folder:
-        path = edited_solution(lesson.stage.reference, diff, folder)
-        spec = spec_from_file_location(name, path)
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.paged_attention
+    path = edited_solution(lesson.stage.reference, diff, Path(scratch.name))
+    spec = spec_from_file_location(name, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.paged_attention
 
 
 clean = {name: tensor.nan_to_num() for name, tensor in tensors.items()}  # one of them reads NaN

@@ -175,7 +175,6 @@ class PagedAttention:
         return rows, slots, position <= own[:, :, None]
 
     # solution: end
-
     def copy_blocks(self, pairs: SequenceABC[tuple[int, int]]) -> None:
         """Copy blocks, in all layers, for (source, destination) in `pairs`; before the next write.
 

@@ -113,7 +113,6 @@ class PagedAttention:
         """Work out, once for all layers, what each sequence of a step reads and where it writes."""
         raise NotImplementedError("your code goes here")
 
-
     def copy_blocks(self, pairs: SequenceABC[tuple[int, int]]) -> None:
         """Copy blocks, in all layers, for (source, destination) in `pairs`; before the next write.
 

@@ -15,6 +15,7 @@ from course.check.stubs import BadRegions, make_stub, without_markers
 from course.dev import stubs as dev_stubs
 from course.study.workspace import stub_source
 from course.syllabus import Stage, load_syllabus
+from course.types import Request, Sequence
 from toy_course import ToyCourse
 
 STAGES = load_syllabus().published
@@ -232,17 +233,30 @@ def test_what_a_stub_builds_raises_when_it_is_used(stage: Stage) -> None:
         "capacity": 4, "device": torch.device("cpu"), "dtype": torch.float32,
         "cache_bytes": 1 << 20, "bytes_per_value": 2, "batch_size": 1, "context_len": 1,
         "bandwidth": 1e9, "flops": 1e9, "memory_bytes": 1e9, "weight_bytes": 1e6,
+        "prompts": [[1, 2]], "starts": torch.zeros(1, dtype=torch.int64), "counts": [1],
+        "sequences": [Sequence(Request("r", (1,)), [1])], "block_table": [0, 1], "pairs": [],
+        "q": torch.zeros(1, 1, 16), "keys": torch.zeros(1, 1, 1, 16),
+        "values": torch.zeros(1, 1, 1, 16), "context_lens": torch.ones(1, dtype=torch.int32),
     }  # fmt: skip
+
+    def called(function: Any) -> Any:
+        """With an argument for each parameter that has no default."""
+        parameters = inspect.signature(function).parameters.values()
+        needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
+        return function(**{name: arguments.get(name, 1) for name in needed})
+
+    def use(built: Any) -> None:
+        """Step through what a function gives; call what an object does: making it may be given."""
+        made = called(built)
+        if not inspect.isclass(built):
+            list(made)
+        for method in vars(built):
+            if not method.startswith("_"):
+                called(getattr(made, method))
+
     for name in stage.builds:
-        built = getattr(module, name)
-        parameters = inspect.signature(built).parameters.values()
-        needed = {
-            parameter.name: arguments.get(parameter.name, 1)
-            for parameter in parameters
-            if parameter.default is inspect.Parameter.empty
-        }
         with pytest.raises(NotImplementedError, match="your code goes here"):
-            list(built(**needed))
+            use(getattr(module, name))
 
 
 # -- course dev stubs -----------------------------------------------------------------------------

@@ -65,13 +65,21 @@ def loads() -> dict[str, Any]:
     load_thrice[(1,)](out, x, other, count, TILE=16)
     found["after it was left"] = loaded.total
     found["out"] = out.tolist()
-    with LoadedBytes({"part": whole[4:], "x": x}) as loaded:
-        load_one[(2,)](torch.zeros(1, dtype=torch.int64), whole[2:])
-    found["a view is its storage"] = [loaded.of("part"), loaded.of("part", "x"), loaded.total]
-    try:
-        LoadedBytes({"far": torch.ones(2, device="meta")})
-    except ValueError as error:
-        found["refused"] = str(error)
+    with LoadedBytes({"part": whole[2:4], "rest": whole[4:], "none": whole[:0]}) as loaded:
+        load_one[(2,)](torch.zeros(1, dtype=torch.int64), whole[3:])
+        load_one[(1,)](torch.zeros(1, dtype=torch.int64), whole[1:])
+    found["views"] = [loaded.of("part"), loaded.of("part", "rest"), loaded.elsewhere]
+    rows = torch.zeros(4, 6)
+    found["refused"] = []
+    for tensors in (
+        {"far": torch.ones(2, device="meta")},
+        {"all": rows, "some": rows[1:, 2:4]},
+        {"left": rows[:, :3], "right": rows[:, 3:]},
+    ):
+        try:
+            LoadedBytes(tensors)
+        except ValueError as error:
+            found["refused"].append(str(error))
     return found
 
 

@@ -58,11 +58,15 @@ class TestLoads:
         assert result["after it was left"] == 80 + 4 * 32
         assert result["out"] == [lane + lane // 2 + 1 for lane in range(10)] + [1.0] * 6
 
-    def test_a_view_stands_for_its_whole_storage(self) -> None:
-        assert found("loads", "1")["a view is its storage"] == [16, 16, 16]  # two of int64
+    def test_views_are_told_apart_within_their_storage(self) -> None:
+        assert found("loads", "1")["views"] == [16, 16, 8]  # of int64
 
-    def test_tensors_on_another_device_are_refused(self) -> None:
-        assert found("loads", "1")["refused"] == "tensors['far'] must lie on a CPU, not on meta"
+    def test_tensors_elsewhere_or_on_top_of_each_other_are_refused(self) -> None:
+        assert found("loads", "1")["refused"] == [
+            "tensors['far'] must lie on a CPU, not on meta",
+            "tensors['some'] shares memory with tensors['all']",
+            "tensors['right'] shares memory with tensors['left']",
+        ]
 
     def test_the_interpreter_builds_nothing(self) -> None:
         with pytest.raises(AssertionError, match="TRITON_INTERPRET must not be set"):
@@ -98,7 +102,7 @@ class TestBuilds:
     @pytest.mark.parametrize("capability", [80, 90])
     def test_what_does_not_fit_in_registers_is_spilled(self, capability: int) -> None:
         build = found("builds", "0")[f"spilling {capability}"]
-        assert build["registers"] == 255
+        assert build["registers"] <= 255
         assert build["stack"] > 0
         assert build["spills"] > 0
         small = found("builds", "0")[f"small {capability}"]

@@ -29,13 +29,19 @@ class LoadedBytes:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """``tensors``: on a CPU, and kept alive by the caller. Raises ValueError for another."""
+        """``tensors``: on a CPU, and kept alive by the caller.
+
+        Raises ValueError for one on another device, and for two that share memory.
+        """
         self._ranges: dict[str, tuple[int, int]] = {}
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
                 raise ValueError(f"tensors[{name!r}] must lie on a CPU, not on {tensor.device}")
-            storage = tensor.untyped_storage()
-            self._ranges[name] = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+            start, end = _span(tensor)
+            for other, (low, high) in self._ranges.items():
+                if start < high and low < end:
+                    raise ValueError(f"tensors[{name!r}] shares memory with tensors[{other!r}]")
+            self._ranges[name] = (start, end)
         self._bytes = dict.fromkeys(self._ranges, 0)
         self.elsewhere = 0  # bytes loaded from anywhere else
         self.loads = 0  # load instructions, whatever their width
@@ -75,3 +81,13 @@ class LoadedBytes:
             self._bytes[name] += inside * width
             left -= inside
         self.elsewhere += left * width
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from a tensor's first element to behind its last one."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return start, start + (last + 1) * tensor.element_size()
