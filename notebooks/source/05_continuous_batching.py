@@ -189,7 +189,8 @@ cycle = [nb.COLOURS[name] for name in ("cached", "host", "kv", "arithmetic", "we
 for number, (name, (slot, first, last)) in enumerate(spans.items()):
     if slot is None:  # it ended in the step that admitted it
         continue
-    ax.barh(slot, last - first + 1, left=first, height=0.8, color=cycle[number % len(cycle)])
+    colour = cycle[number % len(cycle)]
+    ax.barh(slot, last - first + 1, left=first, height=0.8, color=colour, edgecolor="white")
     ax.annotate(name, (first + 0.2, slot), va="center", fontsize=8)
 ax.set(xlabel="step", ylabel="slot", yticks=range(3), ylim=(2.6, -0.6))
 ax.grid(False)
