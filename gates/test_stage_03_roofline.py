@@ -11,9 +11,9 @@ import pytest
 from course.check import expect
 from course.check.codes import Code
 from course.check.failure import GateFailure
-from course.check.gate import GateRun
+from course.check.gate import GateRun, bar_of
 from course.check.prompts import real_prompt
-from course.measure.ratio import Bar, PairedRatio, Verdict, look
+from course.measure.ratio import PairedRatio, Verdict, measure_pair
 from course.measure.roofline import cache_bytes
 from course.model.config import ModelConfig
 from course.model.describe import load_config
@@ -195,9 +195,12 @@ class Readings:
             for side, worker in (("candidate", gate.candidate), ("baseline", gate.baseline))
         }
         self.seconds: list[float] = []
+        self.found: dict[str, list[float]] = {"candidate": [], "baseline": []}
 
     def read(self, side: str) -> float:
         """One reading, in units per second."""
+        taken = len(self.found["baseline"])
+        self.gate.tell(f"{self.function}: reading {taken + 1} of each side")
         step = expect.result_of(self.runs[side].step, self.function)
         if side == "candidate":
             self.seconds.append(step.seconds)
@@ -206,43 +209,32 @@ class Readings:
             raise GateFailure(
                 Code.WRONG_VALUE, f"{self.function} must be above 0", "> 0", str(value)
             )
+        self.found[side].append(value)
         return value
 
     def compare(self, name: str, unit: str, scale: float, *, least_work: float) -> None:
         """Interleave readings until their ratio is inside the band, or clearly outside."""
-        low_bar, high_bar = (self.gate.bar(name)[k] for k in ("at_least", "at_most"))
-        ratio = PairedRatio(self.gate.options.prior.get(name, []))
-        found: dict[str, list[float]] = {"candidate": [], "baseline": []}
-        verdict = None
-        for slices in (25, 50, 100):
-            while len(ratio) < slices:
-                self.gate.tell(f"{name}: reading {len(ratio) + 1} of each side")
-                order = ("candidate", "baseline")
-                for side in order if len(ratio) % 2 else order[::-1]:
-                    found[side].append(self.read(side))
-                # Seconds per unit, so that a ratio above 1 means the candidate reads more.
-                ratio.add(1 / found["baseline"][-1], 1 / found["candidate"][-1])
-            low, high = look(ratio, Bar(low_bar)).interval
-            if high < low_bar or low > high_bar:
-                verdict = Verdict.FAIL
-            elif low_bar <= low and high <= high_bar:
-                verdict = Verdict.PASS
-            if verdict is not None:
-                break
+        bar = bar_of(self.gate.bar(name))
+        # Seconds per unit, so that a ratio above 1 means the candidate reads more.
+        result = measure_pair(
+            lambda: 1 / self.read("baseline"), lambda: 1 / self.read("candidate"), bar,
+            prior=PairedRatio(self.gate.options.prior.get(name, [])), warmup=0,
+        )  # fmt: skip
+        ratio, (low, high) = result.ratio, result.interval
         for run in self.runs.values():
             run.stop()
-        mine = statistics.median(found["candidate"]) / scale
-        course = statistics.median(found["baseline"]) / scale
+        mine = statistics.median(self.found["candidate"]) / scale
+        course = statistics.median(self.found["baseline"]) / scale
         self.gate.interval(
-            name, ratio, (low, high), verdict or Verdict.INCONCLUSIVE, "x",
+            name, ratio, (low, high), result.verdict or Verdict.INCONCLUSIVE, "x",
             text=f"{mine:,.1f} {unit} against the probe's {course:,.1f}: {ratio.median:.2f}x",
-            needs=f"{low_bar} to {high_bar}x", extra={"candidate": mine * scale},
+            needs=str(bar), extra={"candidate": mine * scale},
         )  # fmt: skip
-        if verdict is Verdict.FAIL:
-            code = Code.TOO_SLOW if high < low_bar else Code.TOO_GOOD
+        if result.verdict is Verdict.FAIL:
+            code = Code.TOO_SLOW if high < bar.value else Code.TOO_GOOD
             raise GateFailure(
                 code, f"{self.function} does not agree with the course's probe",
-                f"{low_bar} to {high_bar} times {course:,.1f} {unit}",
+                f"{bar.value:g} to {bar.upper:g} times {course:,.1f} {unit}",
                 f"{mine:,.1f} {unit}, interval [{low:.2f}x, {high:.2f}x]",
             )  # fmt: skip
         self.must_have_worked(least_work / (course * scale), unit)

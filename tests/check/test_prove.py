@@ -9,7 +9,7 @@ import pytest
 
 from course.check.codes import Code, Kind
 from course.check.gate import GateOptions
-from course.check.prove import FIRST_LINE, BadWrongSolution, Proof, claims, prove
+from course.check.prove import FIRST_LINE, MORE_RUNS, BadWrongSolution, Proof, claims, prove
 from course.check.result import Exit
 from course.study.workspace import stub_source
 from course.syllabus import Stage, load_syllabus
@@ -87,7 +87,7 @@ def test_a_proof_can_fail(toy: ToyCourse, tmp_path: Path) -> None:
     # Noise is tried again, with what was measured so far, and is no verdict in the end.
     noisy = proofs["wrong:x3"].result
     assert noisy.status is Exit.INCONCLUSIVE
-    assert noisy.numbers[1].slices == 300
+    assert noisy.numbers[1].slices == 100 * (1 + MORE_RUNS)
 
 
 @pytest.mark.usefixtures("forked")

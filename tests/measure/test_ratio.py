@@ -376,6 +376,13 @@ def test_few_slices_decide_nothing():
         ([2.0, 9.0] * 50, Bar(1.5), INCONCLUSIVE),  # above the bar, and too wide all the same
         ([2.0, 9.0] * 50, Bar(1.5, max_spread=5), PASS),
         ([1.4, 1.6] * 12 + [1.6], Bar(1.5), None),
+        ([0.95, 1.05] * 50, Bar(0.85, "within", upper=1.15), PASS),
+        ([0.85, 1.15] * 50, Bar(0.85, "within", upper=1.15), PASS),  # the ends belong to it
+        ([0.8] * 25, Bar(0.85, "within", upper=1.15), FAIL),
+        ([1.2] * 25, Bar(0.85, "within", upper=1.15), FAIL),
+        ([1.0, 1.3] * 12 + [1.0], Bar(0.85, "within", upper=1.15), None),
+        ([1.0, 1.3] * 50, Bar(0.85, "within", upper=1.15), INCONCLUSIVE),
+        ([0.7, 1.0] * 50, Bar(0.85, "within", upper=1.15), INCONCLUSIVE),
     ],
 )
 def test_verdicts(ratios, bar, expected):
@@ -407,6 +414,7 @@ def test_a_result_becomes_plain_values():
     }
     assert str(result.bar) == ">= 1.5x"
     assert str(Bar(0.9, "no_worse_than")) == "no worse than 0.9x"
+    assert str(Bar(0.85, "within", upper=1.15)) == "0.85 to 1.15x"
     assert repr(result.ratio) == "PairedRatio(slices=25, median=2)"
 
 
@@ -425,6 +433,10 @@ def test_impossible_seconds_are_refused(seconds):
         (lambda: Bar(math.nan), "value"),
         (lambda: Bar(1.0, "at_most"), "kind"),
         (lambda: Bar(1.0, max_spread=1.0), "max_spread"),
+        (lambda: Bar(1.0, "within"), "upper"),
+        (lambda: Bar(1.0, upper=2.0), "upper"),
+        (lambda: Bar(1.0, "within", upper=1.0), "upper"),
+        (lambda: Bar(1.0, "within", upper=math.inf), "upper"),
         (lambda: PairedRatio([(1, 1)]).interval(0.0), "alpha"),
         (lambda: PairedRatio([(1, 1)]).interval(1.0), "alpha"),
         (lambda: PairedRatio().median, "no slices"),

@@ -341,6 +341,8 @@ class BackgroundWatch:
 
 def bar_of(entry: Mapping[str, float]) -> Bar:
     """A bar as `course.toml` writes it."""
+    if "at_most" in entry:
+        return Bar(entry["at_least"], "within", upper=entry["at_most"])
     if "at_least" in entry:
         return Bar(entry["at_least"], "at_least")
     return Bar(entry["no_worse_than"], "no_worse_than")

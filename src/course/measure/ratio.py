@@ -69,13 +69,15 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-BarKind = Literal["at_least", "no_worse_than"]
+BarKind = Literal["at_least", "no_worse_than", "within"]
 
 _MAX_SPREAD: dict[BarKind, float] = {
     # A clear gain stays clear in a wide interval ...
     "at_least": 3.0,
     # ... but "nothing was lost" means little when the interval would hide a loss of a third.
     "no_worse_than": 1.5,
+    # ... and a band decides by its own width: an interval that lies inside is narrow enough.
+    "within": 3.0,
 }
 
 
@@ -89,16 +91,21 @@ class Bar:
     ``no_worse_than``
         only a loss is ruled out: fails when the whole interval lies below ``value``; passes early
         when it lies at or above, and otherwise at the last look.
+    ``within``
+        two sides should agree: passes when the whole interval lies between ``value`` and ``upper``,
+        fails when it lies outside.
 
     ``max_spread`` is the largest ``hi / lo`` of an interval that still counts: a wider one is noise
-    and never decides anything (default 3.0 for ``at_least``, 1.5 for ``no_worse_than``).
+    and never decides anything (default 1.5 for ``no_worse_than``, 3.0 for the others).
 
-    Raises ValueError for a value or spread that is not finite and positive, or an unknown kind.
+    Raises ValueError for a value or spread that is not finite and positive, an unknown kind, or an
+    ``upper`` that is not above ``value`` (``within``) or not wanted (the other kinds).
     """
 
     value: float
     kind: BarKind = "at_least"
     max_spread: float | None = None
+    upper: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in _MAX_SPREAD:
@@ -108,6 +115,10 @@ class Bar:
         spread = self.max_spread
         if spread is not None and not (math.isfinite(spread) and spread > 1):
             raise ValueError(f"max_spread must be finite and above 1, got {spread!r}")
+        if (self.kind == "within") != (self.upper is not None):
+            raise ValueError(f"upper belongs to the kind 'within', and {self.kind!r} was given")
+        if self.upper is not None and not (math.isfinite(self.upper) and self.upper > self.value):
+            raise ValueError(f"upper must be finite and above {self.value}, got {self.upper!r}")
 
     @property
     def spread_limit(self) -> float:
@@ -115,6 +126,8 @@ class Bar:
         return _MAX_SPREAD[self.kind] if self.max_spread is None else self.max_spread
 
     def __str__(self) -> str:
+        if self.upper is not None:
+            return f"{self.value:.3g} to {self.upper:.3g}x"
         sign = ">=" if self.kind == "at_least" else "no worse than"
         return f"{sign} {self.value:.3g}x"
 
@@ -307,6 +320,12 @@ def _decide(low: float, high: float, bar: Bar, final: bool) -> tuple[Verdict | N
         return undecided, f"{span} is too wide to mean anything: the machine is too noisy"
     if high < bar.value:
         return Verdict.FAIL, f"{span} lies below {bar.value:.3g}x"
+    if bar.upper is not None:
+        if low > bar.upper:
+            return Verdict.FAIL, f"{span} lies above {bar.upper:.3g}x"
+        if bar.value <= low and high <= bar.upper:
+            return Verdict.PASS, f"{span} lies within {bar}"
+        return undecided, f"{span} holds an end of {bar}: more slices are needed"
     if low >= bar.value:
         return Verdict.PASS, f"{span} lies at or above {bar.value:.3g}x"
     if bar.kind == "no_worse_than" and final:
