@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,16 @@ import pytest
 if TYPE_CHECKING:
     from check.fork_server import ForkServer
     from toy_course import ToyCourse
+
+
+def pytest_configure() -> None:
+    """Ctrl-C must reach what tests start, also where the suite runs in the background.
+
+    A shell without job control starts background jobs with SIGINT ignored, their children inherit
+    that, and a test that interrupts one of them would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
