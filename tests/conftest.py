@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Ctrl-C must reach what tests start, also where the suite runs in the background.
+    """Signals must reach what tests start, also where the suite runs in the background.
 
-    A shell without job control starts background jobs with SIGINT ignored, their children inherit
-    that, and a test that interrupts one of them would wait for ever.
+    A shell without job control starts background jobs with SIGINT ignored, nohup those with SIGHUP.
+    Their children inherit that, and a test that stops one of them would wait for ever.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    defaults = {signal.SIGINT: signal.default_int_handler}
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, defaults.get(number, signal.SIG_DFL))
 
 
 @pytest.fixture(scope="session")
