@@ -91,8 +91,12 @@ class Stage:
 
     @property
     def wrong(self) -> list[Path]:
-        """Solutions that must fail, each with the code in its first line."""
-        return sorted((course_home() / "gates" / "wrong" / self.folder).glob("*.py"))
+        """Solutions that must fail, each with the code in its first line.
+
+        A `.py` is a whole solution, a `.diff` an edit of the reference: see `course.check.edits`.
+        """
+        folder = course_home() / "gates" / "wrong" / self.folder
+        return sorted((*folder.glob("*.py"), *folder.glob("*.diff")), key=lambda p: p.stem)
 
     @property
     def notebook(self) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from course.check.codes import Code, Kind
+from course.check.edits import edited
 from course.check.gate import GateOptions
 from course.check.prove import FIRST_LINE, MORE_RUNS, BadWrongSolution, Proof, claims, prove
 from course.check.result import Exit
@@ -35,8 +36,8 @@ def try_all(toy: ToyCourse, folder: Path) -> dict[str, Proof]:
     return {f"{p.claim.kind}:{p.claim.path.stem}": p for p in proofs}
 
 
-def wrong(toy: ToyCourse, name: str, text: str) -> Path:
-    path = toy.home / "gates" / "wrong" / "stage_01_toy" / f"{name}.py"
+def wrong(toy: ToyCourse, name: str, text: str, suffix: str = ".py") -> Path:
+    path = toy.home / "gates" / "wrong" / "stage_01_toy" / f"{name}{suffix}"
     path.write_text(text)
     return path
 
@@ -55,6 +56,20 @@ def test_a_proof_that_holds(toy: ToyCourse, tmp_path: Path) -> None:
     assert not proofs["wrong:triples"].result.numbers
     assert proofs["control:too_much"].result.numbers
     assert len({proof.result.seed for proof in proofs.values()}) == len(proofs)
+
+
+HALVES = "# WRONG_VALUE: half of it\n@@\n-    return 2 * number\n+    return number // 2\n"
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_edit_of_the_reference_is_proved(toy: ToyCourse, tmp_path: Path) -> None:
+    diff = wrong(toy, "halves", HALVES, ".diff")
+    for name in ("leaves", "slow", "triples"):
+        diff.with_name(f"{name}.py").unlink()
+    proof = try_all(toy, tmp_path)["wrong:halves"]
+    assert proof.holds, proof.problem
+    assert proof.claim.path == diff
+    assert "return number // 2" in (tmp_path / "halves.py").read_text()
 
 
 BROKEN: dict[str, tuple[str, str]] = {
@@ -143,6 +158,12 @@ def test_a_wrong_solution_must_say_how_it_fails(toy: ToyCourse, text: str) -> No
         claims(toy_stage())
 
 
+def test_an_edit_must_fit_the_reference(toy: ToyCourse) -> None:
+    wrong(toy, "lost", HALVES.replace("2 * number", "5 * number"), ".diff")
+    with pytest.raises(BadWrongSolution, match=r"lost\.diff: hunk 1 "):
+        claims(toy_stage())
+
+
 def test_there_must_be_a_control(toy: ToyCourse) -> None:
     (toy.home / "gates" / "wrong" / "stage_01_toy" / "too_much.py").unlink()
     with pytest.raises(BadWrongSolution, match="control"):
@@ -163,8 +184,13 @@ def test_every_wrong_solution_is_a_claim_of_its_own(stage: Stage) -> None:
     wrongs = [claim for claim in found if claim.kind in ("wrong", "control")]
     reasons = Counter(claim.why for claim in wrongs)
     assert reasons.most_common(1)[0][1] == 1, "two wrong solutions have the same reason"
-    sources = Counter(path.read_bytes() for path in stage.wrong)
-    assert sources.most_common(1)[0][1] == 1
+    sources = Counter(
+        edited(stage.reference, path)
+        if path.suffix == ".diff"
+        else path.read_text(encoding="utf-8").partition("\n")[2]
+        for path in stage.wrong
+    )
+    assert sources.most_common(1)[0][1] == 1, "two wrong solutions are the same"
     for claim in wrongs:
         assert claim.code is not None
         assert claim.code.page.kind is not Kind.COURSE, claim.path
@@ -179,7 +205,7 @@ def test_every_wrong_folder_belongs_to_a_published_stage() -> None:
     assert {p.name for p in folder.iterdir() if p.is_dir() and p.name != "__pycache__"} == {
         stage.folder for stage in STAGES
     }
-    for path in folder.rglob("*.py"):
+    for path in (*folder.rglob("*.py"), *folder.rglob("*.diff")):
         with path.open(encoding="utf-8") as file:
             assert FIRST_LINE.fullmatch(file.readline().strip()), path
 

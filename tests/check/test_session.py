@@ -172,6 +172,19 @@ def test_solutions(toy: ToyCourse) -> None:
     assert solution_hash(toy.home) == "missing"
 
 
+def test_an_edit_of_the_reference_is_a_solution(toy: ToyCourse) -> None:
+    stage = load_syllabus().find(1)
+    diff = "# WRONG_VALUE: half of it\n@@\n-    return {} * number\n+    return number / 2\n"
+    fits, lost = toy.home / "halves.diff", toy.home / "lost.diff"
+    fits.write_text(diff.format(2))
+    lost.write_text(diff.format(5))
+    path = solution_path(stage, str(fits))
+    assert path == toy.home / ".course" / "edited" / "halves.py"
+    assert path.read_text().count("return number / 2") == 1
+    with pytest.raises(NoSuchSolution, match=r"--solution: lost\.diff: hunk 1 "):
+        solution_path(stage, str(lost))
+
+
 def test_a_gate_is_all_of_its_files(toy: ToyCourse) -> None:
     stage = load_syllabus().find(1)
     names = {path.relative_to(toy.home).as_posix() for path in gate_files(stage)}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course.check.codes import Code, Kind
+from course.check.edits import SUFFIX, BadEdit, edited, edited_solution
 from course.check.gate import GateOptions
 from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
@@ -68,7 +69,7 @@ class Proof:
 
 
 class BadWrongSolution(ValueError):
-    """A file in gates/wrong/ whose first line does not say how it must fail."""
+    """A file in gates/wrong/ that does not say how it must fail, or does not fit the reference."""
 
 
 def claims(stage: Stage) -> list[Claim]:
@@ -90,6 +91,8 @@ def claims(stage: Stage) -> list[Claim]:
                 f"{path.name}: the first line must be `# CODE: why`, `# CODE (control): why` or "
                 f"`# CODE (timed): why` with a code of the closed list, got {first!r}"
             )
+        if path.suffix == SUFFIX:
+            _must_fit(stage, path)
         if match["role"] == "control" and Code[match["code"]].page.kind is not Kind.NUMBER:
             raise BadWrongSolution(
                 f"{path.name}: a control keeps the contract and fails the number, and "
@@ -107,6 +110,13 @@ def claims(stage: Stage) -> list[Claim]:
     return found
 
 
+def _must_fit(stage: Stage, diff: Path) -> None:
+    try:
+        edited(stage.reference, diff)
+    except BadEdit as error:
+        raise BadWrongSolution(str(error)) from None
+
+
 def prove(
     stage: Stage,
     options: Callable[[Stage, Path], GateOptions],
@@ -119,7 +129,11 @@ def prove(
     Args:
         options: gives the options for checking a path, as `course check` would.
         stub_source: the stub as `course dev stubs` generates it. The student's own folder may have
-            been worked in, so the stub is written to `scratch` and checked there.
+            been worked in, so the stub is written to `scratch` and checked there; so are the
+            solutions that edits of the reference describe.
+
+    Raises:
+        BadWrongSolution: a first line, or an edit, that says nothing; before anything is run.
     """
     for claim in claims(stage):
         if progress is not None:
@@ -128,6 +142,8 @@ def prove(
         if claim.kind == "stub":
             path = scratch / f"{stage.slug}.py"
             path.write_text(stub_source, encoding="utf-8")
+        elif path.suffix == SUFFIX:
+            path = edited_solution(stage.reference, path, scratch)
         chosen = replace(options(stage, path), seed=new_seed(), prior={})
         # A wrong solution runs only the layer that it must fail: contract faults show there.
         contract = claim.code is not None and claim.code.page.kind in (Kind.CONTRACT, Kind.LOADING)
