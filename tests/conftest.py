@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,18 @@ import pytest
 if TYPE_CHECKING:
     from check.fork_server import ForkServer
     from toy_course import ToyCourse
+
+
+def pytest_configure() -> None:
+    """Signals must reach what tests start, also where the suite runs in the background.
+
+    A shell without job control starts background jobs with SIGINT ignored, nohup those with SIGHUP.
+    Their children inherit that, and a test that stops one of them would wait for ever.
+    """
+    defaults = {signal.SIGINT: signal.default_int_handler}
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, defaults.get(number, signal.SIG_DFL))
 
 
 @pytest.fixture(scope="session")
