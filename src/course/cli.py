@@ -617,8 +617,7 @@ def machine(
         print(json.dumps({"machine": found.as_dict(), "roofline": roofline.as_dict()}, indent=2))
         return
     console = _console()
-    name = found.gpus[0] if device == "cuda" and found.gpus else f"{found.cpu}, {found.cores} cores"
-    console.print(name, style="bold")
+    console.print(found.name(device), style="bold")
     console.print(f"  last-level cache  {roofline.cache_bytes / 2**20:,.0f} MiB")
     console.print(f"  reads             {roofline.read_bandwidth / 1e9:,.1f} GB/s")
     console.print(f"  copies            {roofline.copy_bandwidth / 1e9:,.1f} GB/s read and written")

@@ -1,8 +1,7 @@
-"""What notebooks are made of: excerpts, guesses, lines, times, words, published results."""
+"""What notebooks are made of: excerpts, guesses, lines, times, words."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from course.model.seeded import NANO
 from course.notebook import Line, Prediction, Times, pass_work, take_turns
 from course.notebook.prediction import grade
 from course.notebook.prose import bytes_text, per_second, seconds_text, short
-from course.notebook.published import published_numbers
 from course.notebook.source import excerpt
-from course.syllabus import load_syllabus
 
 CODE = '''"""A module."""
 
@@ -143,33 +140,3 @@ def test_the_head_is_paid_once_and_attention_for_every_pair() -> None:
     assert pass_work(NANO, 5, 4).flops == 5 * layers + head + 15 * pair
     with pytest.raises(ValueError, match="rows must be at least 1"):
         pass_work(NANO, 0, 4)
-
-
-RESULT = {
-    "stage": "stage-02",
-    "tier": "cuda",
-    "solution": "reference",
-    "device": "H200",
-    "model": "bench-1b",
-    "numbers": [{"name": "step_time_long", "text": "5x at 6144"}],
-}
-
-
-class TestPublished:
-    def find(self, folder: Path, document: object) -> list[str]:
-        (folder / "h200.json").write_text(json.dumps(document), "utf-8")
-        numbers = published_numbers(load_syllabus().find(2), folder=folder)
-        return [f"{n.machine} {n.model} {n.name} {n.text}" for n in numbers]
-
-    def test_results_are_found_wherever_they_lie(self, tmp_path: Path) -> None:
-        expected = ["H200 bench-1b step_time_long 5x at 6144"]
-        assert self.find(tmp_path, {"machine": {}, "stages": [RESULT]}) == expected
-        assert self.find(tmp_path, [{"deep": {"02": RESULT}}]) == expected
-
-    @pytest.mark.parametrize(
-        "other", [{"stage": "stage-01"}, {"tier": "cpu"}, {"solution": "mine"}]
-    )
-    def test_other_stages_tiers_and_solutions_are_left_out(
-        self, tmp_path: Path, other: dict[str, str]
-    ) -> None:
-        assert self.find(tmp_path, [RESULT | other]) == []

@@ -158,10 +158,10 @@ def gate_hash(stage: Stage, model: str) -> str:
 
 def gate_files(stage: Stage) -> Iterable[Path]:
     """Every file that a gate is made of."""
-    shared = sorted((course_home() / "gates").glob("[!t]*.py"))
-    shared += sorted((course_home() / "gates" / "scenarios").glob("generation.py"))
-    own = [p for p in (stage.gate, stage.scenarios, stage.baseline) if p.exists()]
-    return [*own, *shared, course_home() / "course.toml"]
+    gates, own = course_home() / "gates", (stage.gate, stage.scenarios, stage.baseline)
+    modules = sorted([*gates.glob("*.py"), *gates.glob("scenarios/*.py")])
+    shared = [p for p in modules if not p.name.startswith(("test_stage_", "stage_"))]
+    return [*(p for p in own if p.exists()), *shared, course_home() / "course.toml"]
 
 
 def prediction_line(stage: Stage, result: StageResult, progress: Progress) -> str:

@@ -1,4 +1,5 @@
-"""The generated parts of README.md: tables from course.toml, and transcripts of real commands.
+"""The generated parts of README.md: tables from course.toml and results/, and transcripts of real
+commands.
 
 A generated part stands between two comments:
 
@@ -22,6 +23,7 @@ import subprocess
 import sys
 
 from course.paths import course_home
+from course.results import PublishedNumber, published_machines, published_numbers
 from course.study.workspace import write_atomically
 from course.syllabus import load_syllabus
 
@@ -40,7 +42,7 @@ def refresh(*, write: bool) -> list[str]:
 
     def replace(match: re.Match[str]) -> str:
         kind, what = match["kind"], match["what"]
-        body = _transcript(what) if kind == "run" else _stages_table()
+        body = _transcript(what) if kind == "run" else TABLES[what]()
         fresh = _words(body) == _words(match["body"]) if kind == "run" else body == match["body"]
         if not fresh:
             stale.append(f"README.md: {kind} {what!r} was stale")
@@ -84,3 +86,30 @@ def _stages_table() -> str:
         state = f"[notebook](notebooks/{stage.notebook.name})" if stage.published else "to come"
         rows.append(f"| {stage.number:02d} | {title} | {stage.because} | {state} |")
     return "\n".join(rows) + "\n"
+
+
+def _results_table() -> str:
+    """The number that each stage predicts, as the published results have it."""
+    columns = [(machine, "cpu") for machine in published_machines("cpu")]
+    columns += [(machine, "cuda") for machine in published_machines("cuda")]
+    heads = [machine for machine, _ in columns]
+    if "cuda" not in {tier for _, tier in columns}:
+        heads.append("on a GPU")
+    rows = [f"| | stage | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
+    for stage in load_syllabus().published:
+        cells = []
+        for machine, tier in columns:
+            numbers = {n.name: n for n in published_numbers(stage, tier) if n.machine == machine}
+            cells.append(_cell(numbers.get(stage.predicts)))
+        cells += ["not measured"] * (len(heads) - len(cells))
+        rows.append(f"| {stage.number:02d} | {stage.title} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(number: PublishedNumber | None) -> str:
+    if number is None:
+        return "not measured"
+    return number.text + (f" (needs {number.needs})" if number.needs else "")
+
+
+TABLES = {"stages": _stages_table, "results": _results_table}

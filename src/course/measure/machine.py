@@ -46,6 +46,12 @@ class Machine:
     torch: str | None  # None where it is not installed
     cuda: str | None  # of the torch build; None for a CPU build
 
+    def name(self, device: str) -> str:
+        """What people call it: its first GPU for "cuda", its CPU and cores for "cpu"."""
+        if device == "cuda" and self.gpus:
+            return self.gpus[0]
+        return f"{self.cpu}, {self.cores} cores"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**asdict(self), "gpus": list(self.gpus)}
