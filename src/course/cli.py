@@ -261,6 +261,7 @@ def prove(
 
     from course.check.gate import GateOptions
     from course.check.plain import plain
+    from course.check.prove import judges
     from course.check.prove import prove as prove_stage
     from course.check.session import NO_MODEL, Session
     from course.study.workspace import stub_source
@@ -279,16 +280,20 @@ def prove(
 
     total = 0
     broken: list[tuple[Stage, Proof]] = []
-    for stage in chosen:
-        name = real if stage.model else NO_MODEL
-        console.print(f"{stage.id}  {stage.title}  ({name}, {tier})", style="bold")
-        with tempfile.TemporaryDirectory() as scratch, status as say:
-            for proof in prove_stage(stage, options, stub_source(stage), Path(scratch), say):
-                total += 1
-                if not proof.holds:
-                    broken.append((stage, proof))
-                with status.hidden():
-                    _print_proof(console, proof)
+    with judges(session.machine.cores) as side_by_side:
+        for stage in chosen:
+            name = real if stage.model else NO_MODEL
+            console.print(f"{stage.id}  {stage.title}  ({name}, {tier})", style="bold")
+            with tempfile.TemporaryDirectory() as scratch, status as say:
+                proofs = prove_stage(
+                    stage, options, stub_source(stage), Path(scratch), say, side_by_side
+                )
+                for proof in proofs:
+                    total += 1
+                    if not proof.holds:
+                        broken.append((stage, proof))
+                    with status.hidden():
+                        _print_proof(console, proof)
     console.print(f"{total - len(broken)} of {total} claims hold")
     for stage, proof in broken:  # said again: among a hundred lines one is overlooked
         console.print(f"{stage.id} {proof.claim.path.stem}: {plain(proof.problem)}")

@@ -92,9 +92,18 @@ def test_looks_spend_no_more_than_alpha_however_many_there_are():
     assert spent < ALPHA
     assert spent == pytest.approx(ALPHA, rel=1e-3)
     assert look_alpha(1) == ALPHA / 2
-    assert look_sizes(24) == []
-    assert look_sizes(100) == [25, 50, 100]
-    assert look_sizes(450) == [25, 50, 100, 200, 300, 400]
+    assert look_sizes(11) == []
+    assert look_sizes(100) == [12, 25, 50, 100]
+    assert look_sizes(450) == [12, 25, 50, 100, 200, 300, 400]
+
+
+def test_the_first_look_decides_only_where_all_slices_agree():
+    assert interval_rank(12, look_alpha(1)) == 1  # from the smallest to the largest
+    assert interval_rank(9, look_alpha(1)) == 1
+    assert interval_rank(8, look_alpha(1)) == 0  # slices that hang together: nothing is said
+    for outlier, verdict in ((1.6, PASS), (1.4, None)):
+        ratio = PairedRatio([(1.9, 1.0), (2.1, 1.0)] * 5 + [(1.9, 1.0), (outlier, 1.0)])
+        assert look(ratio, Bar(1.5)).verdict is verdict
 
 
 def decided_wrongly(looks: list[tuple[int, float]], ratios: np.ndarray, truth: float) -> float:
@@ -126,8 +135,8 @@ def test_between_two_looks_nothing_new_is_seen():
         ratio.add(float(rng.lognormal(0, 0.2)), 1.0)
         at = look(ratio, Bar(1.0), final_at=1000)
         seen.add((at.number, at.interval))
-        assert at.number == sum(size <= count for size in (25, 50, 100))
-    assert len(seen) == 4  # nothing, and one interval for each look
+        assert at.number == sum(size <= count for size in (12, 25, 50, 100))
+    assert len(seen) == 5  # nothing, and one interval for each look
 
 
 # --- planted ratios on simulated machines ---------------------------------------------------------

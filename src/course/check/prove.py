@@ -5,12 +5,19 @@
 3. the baseline fails the number and nothing but the number (where a stage has no baseline of its
    own, a named wrong solution stands in: one whose first line says it is the control);
 4. every file in gates/wrong/ fails with the code in its first line.
+
+Claims that no clock decides are tried side by side, one on each core. The others come after, one by
+one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +26,12 @@ from course.check.edits import SUFFIX, BadEdit, edited, edited_solution
 from course.check.gate import GateOptions
 from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
+from course.check.worker import die_with_parent
 from course.syllabus import Stage
 
 FIRST_LINE = re.compile(r"# (?P<code>[A-Z_]+)(?: \((?P<role>control|timed)\))?: (?P<why>.+)")
 
+TIMES = {Code.TOO_SLOW, Code.TOO_GOOD, Code.MISMEASURED, Code.BACKGROUND_WORK}
 MORE_RUNS = 4  # while a machine is too noisy for a verdict; slices add up from run to run
 
 
@@ -35,6 +44,17 @@ class Claim:
     code: Code | None
     why: str
     timed: bool = False  # a fault that shows only while the numbers are taken
+
+    @property
+    def contract_only(self) -> bool:
+        """Whether it must fail before any number is taken."""
+        kinds = (Kind.CONTRACT, Kind.LOADING)
+        return self.code is not None and self.code.page.kind in kinds and not self.timed
+
+    @property
+    def by_the_clock(self) -> bool:
+        """Whether a time decides, so that nothing may run beside it."""
+        return self.code is None or self.code in TIMES or self.timed
 
 
 @dataclass(frozen=True)
@@ -117,12 +137,28 @@ def _must_fit(stage: Stage, diff: Path) -> None:
         raise BadWrongSolution(str(error)) from None
 
 
+@contextlib.contextmanager
+def judges(count: int) -> Iterator[Executor]:
+    """Processes that judge side by side. They are kept from stage to stage, and end with this one.
+
+    Args:
+        count: at least 1.
+    """
+    spawn = multiprocessing.get_context("spawn")  # torch has threads: a fork would lose them
+    pool = ProcessPoolExecutor(count, spawn, initializer=die_with_parent, initargs=(os.getpid(),))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def prove(
     stage: Stage,
     options: Callable[[Stage, Path], GateOptions],
     stub_source: str,
     scratch: Path,
     progress: Callable[[str], None] | None = None,
+    side_by_side: Executor | None = None,
 ) -> Iterator[Proof]:
     """Try every claim of one stage.
 
@@ -131,29 +167,47 @@ def prove(
         stub_source: the stub as `course dev stubs` generates it. The student's own folder may have
             been worked in, so the stub is written to `scratch` and checked there; so are the
             solutions that edits of the reference describe.
+        side_by_side: `judges` for what no clock decides; those claims come first, in the order in
+            which they are done. Without it, all are tried here and in order.
 
     Raises:
         BadWrongSolution: a first line, or an edit, that says nothing; before anything is run.
     """
+    say = progress or (lambda _: None)
+    trials = []
     for claim in claims(stage):
-        if progress is not None:
-            progress(f"{claim.kind}: {claim.path.stem}")
         path = claim.path
         if claim.kind == "stub":
             path = scratch / f"{stage.slug}.py"
             path.write_text(stub_source, encoding="utf-8")
         elif path.suffix == SUFFIX:
             path = edited_solution(stage.reference, path, scratch)
-        chosen = replace(options(stage, path), seed=new_seed(), prior={})
         # A wrong solution runs only the layer that it must fail: contract faults show there.
-        contract = claim.code is not None and claim.code.page.kind in (Kind.CONTRACT, Kind.LOADING)
-        if contract and not claim.timed:
-            chosen = replace(chosen, contract_only=True)
-        result = run_gate(stage, chosen)
-        # Noise is not a verdict: again, with what was measured so far.
-        for _ in range(MORE_RUNS):
-            if result.status is not Exit.INCONCLUSIVE:
-                break
-            prior = {n.name: n.pairs for n in result.numbers if n.pairs}
-            result = run_gate(stage, replace(chosen, prior=prior))
-        yield Proof(claim, result)
+        chosen = replace(
+            options(stage, path), seed=new_seed(), prior={}, contract_only=claim.contract_only
+        )
+        trials.append((claim, chosen))
+    if side_by_side is not None:
+        beside = {
+            side_by_side.submit(_try, stage, chosen): claim
+            for claim, chosen in trials
+            if not claim.by_the_clock
+        }
+        for count, done in enumerate(as_completed(beside), 1):
+            say(f"what no clock decides: {count} of {len(beside)} tried")
+            yield Proof(beside[done], done.result())
+        trials = [trial for trial in trials if trial[0].by_the_clock]
+    for claim, chosen in trials:
+        say(f"{claim.kind}: {claim.path.stem}")
+        yield Proof(claim, _try(stage, chosen))
+
+
+def _try(stage: Stage, options: GateOptions) -> StageResult:
+    """Run the gate. Noise is not a verdict: again, with what was measured so far."""
+    result = run_gate(stage, options)
+    for _ in range(MORE_RUNS):
+        if result.status is not Exit.INCONCLUSIVE:
+            break
+        prior = {n.name: n.pairs for n in result.numbers if n.pairs}
+        result = run_gate(stage, replace(options, prior=prior))
+    return result

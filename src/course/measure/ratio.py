@@ -32,8 +32,12 @@ errs more often than alpha. So the error is shared out in advance: the k-th look
 and since the sum of 1 / (k (k + 1)) over all k is 1, *any* number of looks together errs with at
 most alpha (Bonferroni's inequality; the idea of spending alpha over looks is K. K. G. Lan and D. L.
 DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). Looks happen
-at 25, 50 and 100 slices, and at every further hundred when slices accumulate over runs. Calling
+at 12, 25, 50 and 100 slices, and at every further hundred when slices accumulate over runs. Calling
 :func:`verdict` between two looks is harmless: it sees the slices of the last look only.
+
+The first look is for what is plain. Its interval goes from the smallest of 12 ratios to the largest,
+so it decides only where every slice lies on the same side of the bar, and where the slices do not
+hang together: of 8 independent ones or fewer, no interval is sure enough.
 
 What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
 live (where their memory pages lie is worth up to 6%). Bars near 1 need fresh pairs of processes;
@@ -57,7 +61,7 @@ ALPHA = 0.01
 MAX_SLICES = 100
 """Slices that one run takes at most."""
 
-_FIRST_LOOKS = (25, 50, 100)
+_FIRST_LOOKS = (12, 25, 50, 100)
 _LOOK_EVERY = 100  # after the first looks: one per further full run
 
 
