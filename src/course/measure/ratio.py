@@ -35,9 +35,9 @@ DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 198
 at 12, 25, 50 and 100 slices, and at every further hundred when slices accumulate over runs. Calling
 :func:`verdict` between two looks is harmless: it sees the slices of the last look only.
 
-The first look is for what is plain. Its interval goes from the smallest of 12 ratios to the largest,
-so it decides only where every slice lies on the same side of the bar, and where the slices do not
-hang together: of 8 independent ones or fewer, no interval is sure enough.
+The first look is for what is plain. Its interval goes from the smallest of 12 ratios to the
+largest, so it decides only where every slice lies on the same side of the bar, and where the slices
+do not hang together: of 8 independent ones or fewer, no interval is sure enough.
 
 What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
 live (where their memory pages lie is worth up to 6%). Bars near 1 need fresh pairs of processes;
