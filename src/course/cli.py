@@ -260,10 +260,10 @@ def prove(
     import tempfile
 
     from course.check.gate import GateOptions
-    from course.check.plain import plain
     from course.check.prove import judges
     from course.check.prove import prove as prove_stage
     from course.check.session import NO_MODEL, Session
+    from course.plain import plain
     from course.study.workspace import stub_source
     from course.syllabus import load_syllabus
 
@@ -303,7 +303,7 @@ def prove(
 def _print_proof(console: Console, proof: Proof) -> None:
     from rich.text import Text
 
-    from course.check.plain import plain
+    from course.plain import plain
 
     mark = Text("  holds   ", "green") if proof.holds else Text("  BROKEN  ", "red")
     code = proof.claim.code.value if proof.claim.code else "passes"
@@ -752,12 +752,13 @@ def dev_notebooks(
 ) -> None:
     """Make and execute the notebooks from their sources."""
     from course.dev.notebooks import build, verify
+    from course.measure.machine import fingerprint
 
     numbers = [_stage(name).number for name in stages] if stages else None
     if not check_only:
         build(numbers, tell=print)
         return
-    problems = verify(numbers, tell=print)
+    problems = verify(numbers, tell=print, side_by_side=fingerprint().cores)
     for problem in problems:
         print(problem)
     raise typer.Exit(1 if problems else 0)

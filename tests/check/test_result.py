@@ -17,10 +17,10 @@ from rich.console import Console
 from course.check.codes import PAGES, Code, Kind
 from course.check.failure import GateFailure
 from course.check.junit import write_junit
-from course.check.plain import one_line, plain
 from course.check.report import print_result
 from course.check.result import CheckOutcome, Exit, Number, StageResult
 from course.measure.ratio import Verdict
+from course.plain import one_line, plain
 
 
 def check(outcome: str = "passed", layer: str = "contract") -> CheckOutcome:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from course.check.plain import plain
 from course.check.result import Exit, StageResult
+from course.plain import plain
 
 
 def write_junit(path: Path, results: Sequence[StageResult]) -> None:

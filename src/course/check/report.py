@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from course.check.plain import one_line, plain
 from course.check.result import Exit, Number, StageResult
 from course.measure.ratio import Verdict
+from course.plain import one_line, plain
 
 # What to type to run a command: `./course` where the launcher was used.
 PROGRAM = os.environ.get("COURSE_NAME", "course")

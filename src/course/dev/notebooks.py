@@ -13,6 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -95,29 +96,34 @@ def build(
     return made
 
 
-def verify(numbers: Iterable[int] | None = None, *, tell: Tell | None = None) -> list[Problem]:
+def verify(
+    numbers: Iterable[int] | None = None, *, tell: Tell | None = None, side_by_side: int = 1
+) -> list[Problem]:
     """Run notebooks anew in a temporary folder, and compare them with the committed ones.
 
     A problem is: a stale notebook (see `stale`); a cell that fails; a run that takes much longer
-    than a reader was promised. Outputs may differ: they are measurements.
+    than a reader was promised. Outputs may differ: they are measurements, and nobody reads these,
+    so as many notebooks as `side_by_side` says may run at a time.
     """
     say = tell or (lambda _: None)
     stages = notebook_stages(numbers)
-    problems = stale(stage.number for stage in stages)
-    for stage in stages:
+
+    def run(stage: Stage) -> Problem | None:
         name = stage.notebook.name
         say(f"{name}: running")
         try:
             seconds = _execute(from_source(stage))
         except Exception as error:  # whatever a cell raises is a problem of that notebook
-            problems.append(Problem(name, f"fails when it runs: {_last_lines(error)}"))
-            continue
+            return Problem(name, f"fails when it runs: {_last_lines(error)}")
         say(f"{name}: ran in {seconds:.0f} s")
         if seconds > 2 * NOTEBOOK_SECONDS:
-            problems.append(
-                Problem(name, f"took {seconds:.0f} s; {NOTEBOOK_SECONDS:.0f} are promised")
-            )
-    return problems
+            what = f"took {seconds:.0f} s; {NOTEBOOK_SECONDS:.0f} are promised"
+            return Problem(name, what)
+        return None
+
+    with ThreadPoolExecutor(side_by_side) as pool:
+        found = list(pool.map(run, stages))
+    return [*stale(stage.number for stage in stages), *(p for p in found if p is not None)]
 
 
 def stale(numbers: Iterable[int] | None = None) -> list[Problem]:

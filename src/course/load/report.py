@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from course.check.plain import one_line
 from course.load.run import Measured
+from course.plain import one_line
 from course.types import Timeline
 
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
