@@ -1,4 +1,4 @@
-"""Text from outside, a solution or a server, made fit to be shown: on a terminal, in a log, in XML."""
+"""Text from outside, of a solution or a server, made fit to be shown: terminal, log, XML."""
 
 from __future__ import annotations
 
