@@ -35,7 +35,7 @@ class DecodeRace:
             scenarios: of the baseline, and of the candidate.
         """
         self.gate = gate
-        self.model = "bench"
+        self.model = gate.model
         needed = [-(-(n + self.STEPS + 1) // self.BLOCK) for n in lengths]
         self.num_blocks = sum(needed)
         ids = list(range(self.num_blocks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
+from bills import Bills, split_words
 from generation import GenerationContract, tokens_of
 from pairing import PairedText
 
@@ -48,7 +49,16 @@ def test_step_time(gate: GateRun) -> None:
         a, b = ratio.candidate_s * 1e3, ratio.baseline_s * 1e3
         return f"{ratio.median:.2f}x transformers' speed without a cache ({a:.0f} ms for {b:.0f})"
 
-    gate.ratio("step_time", *text.sides(), text=words)
+    def notes(ratio: PairedRatio) -> list[str]:
+        bills = Bills(gate, gate.model)
+        middle = sorted(text.lengths)[len(text.lengths) // 2]
+        split = bills.split(bills.whole_pass(middle + 4), ratio.candidate_s)
+        return [
+            "predicted 1x: both sides compute the same positions",
+            split_words(split, f"a pass over {middle + 4} positions"),
+        ]
+
+    gate.ratio("step_time", *text.sides(), text=words, notes=notes)
     lengths, seconds = zip(*text.seconds["candidate"], strict=True)
     per_position, at_zero = numpy.polyfit(lengths, seconds, 1)
     low, high = min(lengths), max(lengths)

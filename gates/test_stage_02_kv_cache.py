@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bills import Bills, split_words
 from generation import GenerationContract, tokens_of
 from pairing import PairedText
 
@@ -266,8 +267,18 @@ def test_step_time(gate: GateRun, index: int, name: str) -> None:
         a, b = ratio.candidate_s * 1e3, ratio.baseline_s * 1e3
         return f"{ratio.median:.1f}x at {length} tokens ({a:.1f} ms for {b:.1f})"
 
+    def notes(ratio: PairedRatio) -> list[str]:
+        bills = Bills(gate, gate.model)
+        naive = bills.split(bills.whole_pass(length), ratio.baseline_s)
+        cached = bills.split(bills.decode([length]), ratio.candidate_s)
+        return [
+            f"predicted {naive.predicted / cached.predicted:.1f}x from the bills: one position "
+            f"instead of {length}",
+            split_words(naive, "naive"), split_words(cached, "cached"),
+        ]  # fmt: skip
+
     if name == "long":
-        gate.ratio(f"step_time_{name}", *text.sides(), text=words)
+        gate.ratio(f"step_time_{name}", *text.sides(), text=words, notes=notes)
     else:
         gate.observe(f"step_time_{name}", *text.sides(), text=words, slices=9)
     if name == "long":

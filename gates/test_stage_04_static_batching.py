@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import pytest
 import torch
+from bills import Bills, split_words
 from pairing import PairedRuns
 from texts import check_text
 
@@ -386,13 +388,27 @@ def test_positions(gate: GateRun) -> None:
 @pytest.mark.number
 def test_throughput(gate: GateRun) -> None:
     """tokens per second of a batch against the same prompts one by one"""
-    runs = PairedBatch(gate, "bench", rows=gate.bar("rows"), new=10, untimed=1)
+    runs = PairedBatch(gate, gate.model, rows=gate.bar("rows"), new=10, untimed=1)
 
     def words(ratio: PairedRatio) -> str:
         mine, alone = (runs.rows / s for s in (ratio.candidate_s, ratio.baseline_s))
         return f"{ratio.median:.1f}x at batch {runs.rows} ({mine:.0f} tokens/s for {alone:.0f})"
 
-    gate.ratio("throughput", *runs.sides(), text=words, slower=lambda _: "batching does not pay")
+    def notes(ratio: PairedRatio) -> list[str]:
+        bills = Bills(gate, runs.model)
+        context = round(statistics.fmean(length for length, _ in runs.seconds["candidate"]))
+        alone = bills.split(bills.decode([context]), ratio.baseline_s / runs.rows)
+        batch = bills.split(bills.decode([context] * runs.rows), ratio.candidate_s)
+        gain = runs.rows * alone.predicted / batch.predicted
+        return [
+            f"predicted {gain:.1f}x from the bills: the weights are read once for {runs.rows} rows",
+            split_words(alone, "alone"), split_words(batch, f"a step of {runs.rows}"),
+        ]  # fmt: skip
+
+    gate.ratio(
+        "throughput", *runs.sides(), text=words, notes=notes,
+        slower=lambda _: "batching does not pay",
+    )  # fmt: skip
 
 
 class PairedBatch(PairedRuns):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from bills import Bills
 from texts import check_text
 from traces import log_uniform
 
@@ -564,7 +565,7 @@ def test_wall_time(gate: GateRun) -> None:
         low, high = min(found.ratios), max(found.ratios)
         return f"{found.median:.2f}x faster than static, {low:.2f} to {high:.2f} over {len(found)}"
 
-    gate.report(name, round(ratio.median, 2), words(ratio), unit="x")
+    gate.report(name, round(ratio.median, 2), words(ratio), unit="x", note=race.prediction())
 
 
 class Race:
@@ -572,14 +573,30 @@ class Race:
 
     def __init__(self, gate: GateRun) -> None:
         self.gate = gate
-        self.model = "bench"
+        self.model = gate.model
         count, shortest, longest, prompt = gate.bar("trace")
         self.shape = (count, shortest, longest, prompt)
         self.capacity = longest + prompt
+        self.requests: list[Json] = []
+        self.seconds: dict[str, float] = {}
+
+    def prediction(self) -> str:
+        """What the decode steps of the last trace promise, and the floor of its passes."""
+        steps = simulate(self.requests, NUM_SLOTS, self.capacity).decode_passes
+        gain = static_passes(self.requests, NUM_SLOTS) / steps
+        prefills = len(self.requests)
+        bills = Bills(self.gate, self.model)
+        read = bills.decode([1]).weight_bytes / bills.roofline.read_bandwidth
+        floor, took = (prefills + steps) * read, self.seconds["candidate"]
+        return (
+            f"predicted {gain:.2f}x from the decode steps; {prefills} prefills of one prompt each "
+            f"cost the difference. Floor: {prefills + steps} passes read the weights in "
+            f"{floor:.2f} of {took:.2f} s: {floor / took:.0%}"
+        )
 
     def run(self) -> tuple[float, float]:
         """Seconds of the baseline, and of the candidate."""
-        requests = trace(self.gate, *self.shape)
+        requests = self.requests = trace(self.gate, *self.shape)
         sides: dict[str, Callable[[], Any]] = {
             "baseline": lambda: self.gate.baseline.start(
                 "static_timed", model=self.model, requests=requests, num_slots=NUM_SLOTS
@@ -604,6 +621,7 @@ class Race:
                     services[side].take(0, step.value, known, f"the trace on {self.model}")
         for one in requests:
             self.compare(one, *(services[side].tokens.get(one["id"], []) for side in runs))
+        self.seconds = seconds
         return seconds["baseline"], seconds["candidate"]
 
     def compare(self, request: Json, baseline: list[int], candidate: list[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bills import Bills, split_words
 from decode_race import DecodeRace
 from pages import TOLERANCE, Pages, compare
 
@@ -372,6 +373,9 @@ def test_error(gate: GateRun) -> None:
     )  # fmt: skip
 
 
+GATHERING = 3  # a context is read, written and read again
+
+
 @pytest.mark.number
 def test_step_time(gate: GateRun) -> None:
     """a decode step against contiguous slots, at equal batch"""
@@ -383,7 +387,18 @@ def test_step_time(gate: GateRun) -> None:
         a, b = rows * 1e3 * ratio.candidate_s, rows * 1e3 * ratio.baseline_s
         return f"{1 / ratio.median:.2f} times that of contiguous slots ({a:.1f} ms for {b:.1f})"
 
-    gate.ratio("step_time", race.baseline, race.candidate, text=words)
+    def notes(ratio: PairedRatio) -> list[str]:
+        bills = Bills(gate, race.model)
+        at = [n + DecodeRace.STEPS // 2 for n in lengths]
+        slots = bills.split(bills.decode(at), rows * ratio.baseline_s)
+        pages = bills.split(bills.decode(at, kv_times=GATHERING), rows * ratio.candidate_s)
+        return [
+            f"predicted {pages.predicted / slots.predicted:.2f} times from the bills: a context is "
+            "read, written and read again",
+            split_words(slots, "slots"), split_words(pages, "pages"),
+        ]  # fmt: skip
+
+    gate.ratio("step_time", race.baseline, race.candidate, text=words, notes=notes)
 
 
 @pytest.mark.number
@@ -410,7 +425,20 @@ def test_throughput(gate: GateRun) -> None:
             f"({mine:.0f} tokens/s for {other:.0f})"
         )
 
-    gate.ratio("throughput", race.baseline, race.candidate, text=words)
+    def notes(ratio: PairedRatio) -> list[str]:
+        bills = Bills(gate, race.model)
+        at = [n + DecodeRace.STEPS // 2 for n in lengths]
+        few = bills.split(bills.decode(at[:slots]), slots * ratio.baseline_s)
+        many = bills.split(
+            bills.decode(at, kv_times=GATHERING), len(lengths) * ratio.candidate_s
+        )  # fmt: skip
+        gain = len(lengths) / slots * few.predicted / many.predicted
+        return [
+            f"predicted {gain:.1f}x from the bills",
+            split_words(few, f"a step of {slots}"), split_words(many, f"a step of {len(lengths)}"),
+        ]  # fmt: skip
+
+    gate.ratio("throughput", race.baseline, race.candidate, text=words, notes=notes)
 
 
 @pytest.mark.number

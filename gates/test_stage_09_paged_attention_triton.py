@@ -346,7 +346,7 @@ def test_bandwidth(gate: GateRun) -> None:
     pairs = zip(("bandwidth", "batch_one"), (64, 1), gate.bar("contexts"), strict=True)
     for name, sequences, length in pairs:
         seconds = alone(gate, [length] * sequences)
-        config = load_config("bench", gate.device)
+        config = load_config(gate.model, gate.device)
         moved = 2 * sequences * length * config.num_kv_heads * config.head_dim * 2
         shares[name] = moved / seconds / bandwidth
     share = shares["bandwidth"]
@@ -365,7 +365,7 @@ def test_bandwidth(gate: GateRun) -> None:
 def alone(gate: GateRun, lengths: list[int]) -> float:
     """Median seconds of one layer's attention of a decode step."""
     run = gate.candidate.start(
-        "attention_alone", model="bench", lengths=lengths, block_size=16, repeats=30
+        "attention_alone", model=gate.model, lengths=lengths, block_size=16, repeats=30
     )
     return statistics.median(expect.is_number(step.value, "seconds of a repeat") for step in run)
 

@@ -183,7 +183,7 @@ def _chosen(names: list[str] | None, all_stages: bool, session: object) -> list[
 
 
 def _gpu_line(stage: Stage, tier: str) -> str:
-    if not stage.model:
+    if stage.model == "none":
         return "none: nothing of this stage runs on a GPU"
     return "" if tier == "cuda" else "not measured on this machine"
 
@@ -262,7 +262,7 @@ def prove(
     from course.check.gate import GateOptions
     from course.check.prove import judges
     from course.check.prove import prove as prove_stage
-    from course.check.session import NO_MODEL, Session
+    from course.check.session import Session, Wish
     from course.plain import plain
     from course.study.workspace import stub_source
     from course.syllabus import load_syllabus
@@ -270,20 +270,18 @@ def prove(
     session, console, status = Session(), _console(), _status(quiet=False)
     tier = session.tier("best")
     chosen = [_stage(name) for name in stages] if stages else list(load_syllabus().published)
-    real = NO_MODEL
-    if any(stage.model for stage in chosen):
-        real = model or session.default_model(tier, False, None)
+    wish = Wish(model=model)
+    models = {stage.id: session.model_for(stage, wish, tier) for stage in chosen}
 
     def options(stage: Stage, path: Path) -> GateOptions:
-        name = real if stage.model else NO_MODEL
-        return GateOptions(path, tier, name, threads=max(1, session.machine.cores - 1))
+        threads = max(1, session.machine.cores - 1)
+        return GateOptions(path, tier, models[stage.id], threads=threads)
 
     total = 0
     broken: list[tuple[Stage, Proof]] = []
     with judges(session.machine.cores) as side_by_side:
         for stage in chosen:
-            name = real if stage.model else NO_MODEL
-            console.print(f"{stage.id}  {stage.title}  ({name}, {tier})", style="bold")
+            console.print(f"{stage.id}  {stage.title}  ({models[stage.id]}, {tier})", style="bold")
             with tempfile.TemporaryDirectory() as scratch, status as say:
                 proofs = prove_stage(
                     stage, options, stub_source(stage), Path(scratch), say, side_by_side

@@ -12,6 +12,14 @@ from typing import Any
 
 from course.paths import course_home
 
+MODELS = {
+    "text": "real text, on the model that --model names",
+    "bench": "random weights in wide layers, or the model that --model names",
+    "nano": "small random weights: the counts are the same on any model",
+    "none": "nothing of it runs on a model",
+}
+"""What the numbers of a stage are measured on."""
+
 
 class UnknownStage(ValueError):
     """A name that no stage answers to."""
@@ -36,7 +44,7 @@ class Stage:
     predict: str = ""  # the question of `course predict`
     predicts: str = ""  # the name of the measured number that the prediction is scored against
     terms: tuple[str, ...] = ()
-    model: bool = True  # whether a number is measured on a model; if not, no model is loaded
+    model: str = "text"  # what its numbers are measured on, of MODELS
     points: int = 5
     seconds: float = 300.0  # the longest that a student's code may run in one reply
     memory_mb: int = 6000  # resident memory of the student's process tree

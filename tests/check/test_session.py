@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +47,8 @@ def test_a_verdict_ends_the_adding_up(toy: ToyCourse) -> None:
     toy.solve(seconds="[0.3, 3.0]")
     check(toy)
     toy.solve()
-    assert slices(check(toy)) == 25
-    assert slices(check(toy)) == 25
+    assert slices(check(toy)) == 12
+    assert slices(check(toy)) == 12
 
 
 def test_another_model_is_another_measurement(toy: ToyCourse) -> None:
@@ -116,23 +118,44 @@ def test_models(toy: ToyCourse, monkeypatch: pytest.MonkeyPatch) -> None:
     import course.model
     from course.model import ModelUnavailable, store
 
-    session = Session()
-    assert session.default_model("cpu", True, None) == "nano"
-    assert session.default_model("cuda", False, None) == "bench-1b"
+    session, stage = Session(), load_syllabus().find(1)
+
+    def model(tier: str = "cpu", **wish: Any) -> str:
+        return session.model_for(stage, Wish(**wish), tier, said.append)
+
     said: list[str] = []
+    assert model(contract_only=True) == "nano"
+    assert model(contract_only=True, model="bench") == "bench"
+    assert model("cuda") == "bench-1b"
+    assert model("cuda", model="bench-8b") == "bench-8b"
 
     def fail(name: str) -> Path:
         raise ModelUnavailable("no hub, no wheel.")
 
     monkeypatch.setattr(course.model, "fetch", fail)
-    assert session.default_model("cpu", False, said.append) == "bench"
+    assert model() == "bench"
     assert "100 MB" in said[0]
     assert "no hub, no wheel." in session.remarks[0]
     monkeypatch.setattr(course.model, "fetch", lambda name: None)
-    assert session.default_model("cpu", False, None) == "smollm2-135m"
+    assert model() == "smollm2-135m"
     monkeypatch.setattr(store, "cached_folder", lambda name: Path("here"))
     monkeypatch.setattr(course.model, "fetch", fail)
-    assert session.default_model("cpu", False, None) == "smollm2-135m"
+    assert model() == "smollm2-135m"
+
+
+def test_stages_that_measure_on_random_weights_fetch_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Session, "_text_model", lambda *_: pytest.fail("a model was asked for"))
+    session, stage = Session(), load_syllabus().stages[0]
+    wishes = [Wish(), Wish(contract_only=True), Wish(model="smollm2-135m")]
+    for kind, models in (
+        ("bench", ["bench", "nano", "smollm2-135m"]),
+        ("nano", ["nano"] * 3),
+        ("none", ["no model"] * 3),
+    ):
+        of_kind = replace(stage, model=kind)
+        assert [session.model_for(of_kind, wish, "cpu") for wish in wishes] == models
 
 
 def test_a_remark_on_the_model_is_made_once(toy: ToyCourse) -> None:
@@ -209,9 +232,9 @@ def test_a_stage_that_needs_no_model_fetches_none(
     toy.solve()
     syllabus = toy.home / "course.toml"
     text = syllabus.read_text()
-    syllabus.write_text(text.replace('slug = "toy"', 'slug = "toy"\nmodel = false'))
+    syllabus.write_text(text.replace('slug = "toy"', 'slug = "toy"\nmodel = "none"'))
     load_syllabus.cache_clear()
-    monkeypatch.setattr(Session, "default_model", lambda *_: pytest.fail("a model was asked for"))
+    monkeypatch.setattr(Session, "_text_model", lambda *_: pytest.fail("a model was asked for"))
     found = check(toy, model=None)
     assert (found.model, found.passed) == ("no model", True)
     assert check(toy, model="no-such-model").model == "no model"  # as `--all --model` would

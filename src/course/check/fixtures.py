@@ -10,6 +10,7 @@ import pytest
 from course.check.gate import GateOptions, GateRun
 from course.check.plugin import GatePlugin, is_gate, layer_of
 from course.check.result import Number
+from course.check.session import Session, Wish
 from course.check.solutions import solution_path
 from course.syllabus import load_syllabus
 
@@ -32,7 +33,7 @@ def gate(request: pytest.FixtureRequest) -> Iterator[GateRun]:
     options = GateOptions(
         solution=solution_path(stage, option("--solution")),
         tier=option("--tier"),
-        model=option("--gate-model"),
+        model=Session().model_for(stage, Wish(model=option("--gate-model")), option("--tier")),
         seed=random.SystemRandom().getrandbits(48) if seed is None else seed,
     )
     run = GateRun(stage, options)

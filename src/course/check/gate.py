@@ -209,7 +209,7 @@ class GateRun:
         text: Callable[[PairedRatio], str],
         warmup: int = 1,
         max_slices: int = 100,
-        note: str = "",
+        notes: Callable[[PairedRatio], list[str]] | None = None,
         slower: Callable[[PairedRatio], str] | None = None,
         itself: bool = False,
         max_spread: float | None = None,
@@ -219,7 +219,8 @@ class GateRun:
         The steps return seconds by the judge's clock. The bar is `{at_least = x}` or
         `{no_worse_than = x}`. `itself` says that both sides are the solution, at two sizes: the
         candidate's worker does the baseline's steps too, and is not watched meanwhile.
-        `max_spread` is how wide an interval may be and still decide: see `Bar`.
+        `max_spread` is how wide an interval may be and still decide: see `Bar`. `notes` gives the
+        lines below the number, unless it has failed.
 
         Raises:
             GateFailure: TOO_SLOW when the interval lies below the bar; BACKGROUND_WORK when the
@@ -238,9 +239,10 @@ class GateRun:
         verdict = result.verdict or Verdict.INCONCLUSIVE
         number = Number(
             name, result.median, text(result.ratio), "x", str(bar), verdict,
-            interval=result.interval, slices=result.slices,
-            notes=[note] if note else [], pairs=result.ratio.pairs,
+            interval=result.interval, slices=result.slices, pairs=result.ratio.pairs,
         )  # fmt: skip
+        if notes is not None and verdict is not Verdict.FAIL:
+            number.notes += notes(result.ratio)
         self._add(number)
         if verdict is Verdict.FAIL:
             low, high = result.interval

@@ -139,7 +139,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("course", "gates of the course")
     group.addoption("--solution", default="mine", help="mine, reference, or a path to a file")
     group.addoption("--tier", default="cpu", choices=["cpu", "cuda"])
-    group.addoption("--gate-model", default="smollm2-135m", help="the model of the numbers")
+    group.addoption("--gate-model", default=None, help="the model of the numbers")
     group.addoption("--gate-seed", type=int, default=None, help="repeats a run's secret inputs")
 
 

@@ -48,14 +48,12 @@ class Session:
         """Run one gate as wished, and store what it found."""
         path = solution_path(stage, wish.solution)
         tier = self.tier(wish.tier)
-        if wish.model is not None and stage.model:
+        if wish.model is not None and stage.model != "none":
             self._must_exist(wish.model)
         seed = new_seed() if wish.seed is None else wish.seed
         if tier == "cuda" and not has_cuda():
             return self._not_here(stage, path, seed)
-        model = NO_MODEL
-        if stage.model:
-            model = wish.model or self.default_model(tier, wish.contract_only, say)
+        model = self.model_for(stage, wish, tier, say)
         digest, gate_digest = solution_hash(path), gate_hash(stage, model)
         prior = self._prior(stage, tier, digest, gate_digest) if wish.seed is None else {}
         options = GateOptions(
@@ -93,16 +91,24 @@ class Session:
             return "cuda" if has_cuda() else "cpu"
         return wished
 
-    def default_model(
-        self, tier: str, contract_only: bool, say: Callable[[str], None] | None
+    def model_for(
+        self, stage: Stage, wish: Wish, tier: str, say: Callable[[str], None] | None = None
     ) -> str:
-        """The model of the numbers: real text on a CPU, the 1B shape on a GPU.
+        """The model that the numbers of a stage are measured on; contracts run on `nano`."""
+        if stage.model == "none":
+            return NO_MODEL
+        if stage.model == "nano" or (wish.contract_only and wish.model is None):
+            return "nano"
+        if wish.model is not None:
+            return wish.model
+        return "bench" if stage.model == "bench" else self._text_model(tier, say)
+
+    def _text_model(self, tier: str, say: Callable[[str], None] | None) -> str:
+        """The model of real text on a CPU, the 1B shape on a GPU.
 
         A GPU runs the small real model faster than Python can launch it, so its times would be
         those of Python. Where the real model cannot be had, `bench` stands in, and that is said.
         """
-        if contract_only:
-            return "nano"
         if tier == "cuda":
             return "bench-1b"
         from course.model import ModelUnavailable, fetch

@@ -22,7 +22,15 @@ from course.measure.ratio import (
     measure_pair,
     verdict,
 )
-from course.measure.split import Split, StepWork, decode_work, host_overhead, narrow, split_step
+from course.measure.split import (
+    Split,
+    StepWork,
+    decode_work,
+    host_overhead,
+    narrow,
+    pass_work,
+    split_step,
+)
 
 if TYPE_CHECKING:
     from course.measure.counters import CopiedBytes, CountingModel, WorkCounts, tensor_bytes
@@ -70,6 +78,7 @@ __all__ = [
     "measure_pair",
     "narrow",
     "now",
+    "pass_work",
     "probe",
     "read_bandwidth",
     "split_step",

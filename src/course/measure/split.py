@@ -35,6 +35,7 @@ __all__ = [
     "decode_work",
     "host_overhead",
     "narrow",
+    "pass_work",
     "split_step",
 ]
 
@@ -123,6 +124,25 @@ def decode_work(
         kv_bytes=2 * kv_width * positions * kv_itemsize,
         flops=2 * weights * len(context_lens) + 4 * query_width * positions,
     )
+
+
+def pass_work(shape: ModelShape, rows: int, itemsize: float) -> StepWork:
+    """Work of a pass over the first `rows` positions of a text: prefill, or a naive step.
+
+    All weights are read once. Each position multiplies by those of the layers, the last one by the
+    head, too; position t attends to t + 1 positions, whose keys and values this very pass makes.
+
+    Raises:
+        ValueError: `rows` is below 1, or `itemsize` is not above 0.
+    """
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    one = decode_work(shape, [1], weight_itemsize=itemsize, kv_itemsize=itemsize)
+    pair = 4 * shape.num_layers * shape.num_heads * shape.head_dim  # a query meets a key
+    head = 2 * shape.vocab_size * shape.hidden_size
+    layers = one.flops - head - pair
+    pairs = rows * (rows + 1) / 2
+    return StepWork(one.weight_bytes, 0.0, layers * rows + head + pair * pairs)
 
 
 @dataclass(frozen=True)

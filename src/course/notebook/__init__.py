@@ -4,6 +4,7 @@ Only notebooks import this package, and nothing of the course imports it but the
 `course.dev`.
 """
 
+from course.measure import pass_work
 from course.notebook.figures import COLOURS, doublings, figure, show, split_bars
 from course.notebook.fit import Line
 from course.notebook.lesson import Lesson, reference
@@ -18,7 +19,6 @@ from course.notebook.prose import (
     table,
 )
 from course.notebook.timing import Times, take_turns
-from course.notebook.work import pass_work
 
 __all__ = [
     "COLOURS",
