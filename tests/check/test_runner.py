@@ -42,7 +42,7 @@ def test_a_pass(toy: ToyCourse) -> None:
     time = result.numbers[1]
     assert time.verdict is Verdict.PASS
     assert time.value == 2.0
-    assert len(time.pairs) == time.slices == 25
+    assert len(time.pairs) == time.slices == 12
     assert said[0] == "double gives twice its argument"
     assert "time against the baseline" in said
     assert result.remarks == []
@@ -111,7 +111,7 @@ def test_a_gate_may_let_a_wide_interval_decide(
 def test_slices_of_earlier_runs_count(toy: ToyCourse) -> None:
     toy.solve(seconds="[0.5]")
     result = run(toy, prior={"time": [(1.0, 0.5)] * 10})
-    assert result.numbers[1].slices == 25
+    assert result.numbers[1].slices == 12
     assert result.numbers[1].pairs[:10] == [(1.0, 0.5)] * 10
 
 

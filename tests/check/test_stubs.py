@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import subprocess
+import sys
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -155,7 +156,11 @@ def test_the_committed_stub_is_the_one_that_the_reference_makes(stage: Stage) ->
 def module_of(source: str, path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
-    exec(compile(source, str(path), "exec"), module.__dict__)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    finally:
+        del sys.modules[path.stem]
     return module
 
 
