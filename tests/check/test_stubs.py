@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import subprocess
 import sys
@@ -153,6 +154,9 @@ def test_the_committed_stub_is_the_one_that_the_reference_makes(stage: Stage) ->
     assert committed(stage) == stub_source(stage)
 
 
+DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def module_of(source: str, path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
@@ -205,18 +209,18 @@ def test_every_region_becomes_one_raise_and_nothing_is_given_away(stage: Stage) 
     raising = {
         node.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, DEFS)
         for inner in ast.walk(node)
         if isinstance(inner, ast.Raise) and "NotImplementedError" in ast.unparse(inner)
     }
     assert raising
     for name in stage.builds:
         found = next(n for n in tree.body if getattr(n, "name", None) == name)
-        assert raising & {n.name for n in ast.walk(found) if isinstance(n, ast.FunctionDef)}, name
+        assert raising & {n.name for n in ast.walk(found) if isinstance(n, DEFS)}, name
     inside = [
         range(node.lineno, (node.end_lineno or 0) + 1)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, DEFS)
     ]  # a region between the methods of a class leaves no trace
     assert stub.count("raise NotImplementedError(") == sum(
         line.strip() == BEGIN and any(number in function for function in inside)
@@ -253,7 +257,9 @@ def test_what_a_stub_builds_raises_when_it_is_used(stage: Stage) -> None:
     def use(built: Any) -> None:
         """Step through what a function gives; call what an object does: making it may be given."""
         made = called(built)
-        if not inspect.isclass(built):
+        if inspect.iscoroutine(made):
+            asyncio.run(made)
+        elif not inspect.isclass(built):
             list(made)
         for method in vars(built):
             if not method.startswith("_"):
