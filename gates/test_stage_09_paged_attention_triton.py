@@ -140,6 +140,23 @@ class TestKernel:
             what = f"{splits} splits"
             case.check(call(gate, case, splits, what), what, FLOAT32)
 
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_long_sequences_are_left_alone(self, gate: GateRun, splits: int) -> None:
+        """rows of a sequence with more than max_queries queries stay as they are in `out`"""
+        queries = [1, 5, 2, 3]
+        case = Case(gate, (4, 2, 64), 16, queries, [40, 70, 17, 33])
+        what = f"max_queries = 2 beside sequences of 5 and 3 queries, {splits} splits"
+        out = torch.full(case.expected.shape, 7.0)
+        found = expect.result_of(
+            lambda: interpreted(gate).call(
+                "kernel", arguments=case.arguments, max_queries=2, num_splits=splits, out=out
+            ),
+            what,
+        )
+        left = [count > 2 for count in queries for _ in range(count)]
+        case.expected[left] = 7.0
+        case.check(found, what, FLOAT32)
+
     def test_large_scores(self, gate: GateRun) -> None:
         """scores of some hundred do not overflow"""
         case = Case(gate, (2, 1, 64), 16, [1, 3], [40, 90], scale=40.0)

@@ -43,6 +43,12 @@ def random_past(config: Any, length: int, seed: int, device: Any, dtype: Any) ->
         )
 
 
+def as_views(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q, k, v [..., H, D] as the decoder hands them over: views of wider tensors."""
+    rotated = torch.cat((q, k), dim=-2).split((q.shape[-2], k.shape[-2]), dim=-2)
+    return (*rotated, torch.cat((q, k, v), dim=-2)[..., -v.shape[-2] :, :])
+
+
 def chosen(logits: torch.Tensor) -> list[list[float]]:
     """For each row of [S, V]: its token, and by how much it leads, in units of the row's spread."""
     top = logits.float().topk(2, dim=-1)

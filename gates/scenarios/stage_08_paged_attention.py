@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from paged import batch_from, chosen, decode, random_past, served
+from paged import as_views, batch_from, chosen, decode, random_past, served
 from poison import poison
 
 from course.measure.counters import CopiedBytes, tensor_bytes
@@ -65,7 +65,7 @@ def attention(
         else:
             attend.plan(batch_from(rest[0], env.device))
             yield [
-                attend(layer, *(tensor.to(env.device)[None] for tensor in tensors))[0]
+                attend(layer, *as_views(*(tensor.to(env.device)[None] for tensor in tensors)))[0]
                 for layer, tensors in enumerate(rest[1])
             ]
 

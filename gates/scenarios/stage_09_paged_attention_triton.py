@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from paged import batch_from, decode, random_past
+from paged import as_views, batch_from, decode, random_past
 from poison import poison
 
 from course import parts
@@ -28,10 +28,16 @@ __all__ = [
 ]
 
 
-def kernel(env: Any, arguments: list[Any], max_queries: Any, num_splits: Any) -> Any:
-    """What `paged_attention` returns for tensors that the judge has made."""
+def kernel(
+    env: Any, arguments: list[Any], max_queries: Any, num_splits: Any, out: Any = None
+) -> Any:
+    """What `paged_attention` returns for tensors that the judge has made; or what it writes."""
     tensors = [tensor.to(env.device) for tensor in arguments]
-    return env.solution.paged_attention(*tensors, max_queries=max_queries, num_splits=num_splits)
+    given = {} if out is None else {"out": out.to(env.device)}
+    found = env.solution.paged_attention(
+        *tensors, max_queries=max_queries, num_splits=num_splits, **given
+    )
+    return given.get("out", found)
 
 
 def loaded(env: Any, arguments: list[Any], max_queries: int, num_splits: int) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def attention(
     for _, batch, layers in todo:
         attend.plan(batch_from(batch, env.device))
         yield [
-            attend(layer, *(tensor.to(env.device)[None] for tensor in tensors))[0]
+            attend(layer, *as_views(*(tensor.to(env.device)[None] for tensor in tensors)))[0]
             for layer, tensors in enumerate(layers)
         ]
 

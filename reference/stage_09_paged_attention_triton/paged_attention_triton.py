@@ -19,13 +19,14 @@ def attend_kernel(
     out,  # [T, Hq, D]
     partial,  # [S, QUERIES, Hq, SPLITS, D] float32, and with it
     stats,  # [S, QUERIES, Hq, SPLITS, 2] float32: the maximum and the sum of each split
-    q,  # [T, Hq, D]
+    q,  # [T, Hq, D], with rows `q_stride` elements apart
     keys,  # [slots, Hkv, D]
     values,  # [slots, Hkv, D]
     block_tables,  # [S, W]
     context_lens,  # [S]
     query_start_loc,  # [S + 1]
     width,  # W
+    q_stride,
     scale,
     QUERIES: tl.constexpr,  # the most that a sequence has here
     GROUPS: tl.constexpr,  # query heads that share a KV head
@@ -52,9 +53,8 @@ def attend_kernel(
     heads = kv_heads * GROUPS
     head_row = (start + query) * heads + head  # [ROWS], rows of [T * Hq, D]
     is_row = query < queries
-    q_tile = tl.load(
-        q + head_row[:, None] * HEAD_DIM + column, mask=is_row[:, None], other=0.0
-    )  # [ROWS, D]
+    q_row = (start + query) * q_stride + head * HEAD_DIM  # not head_row: q may be a view
+    q_tile = tl.load(q + q_row[:, None] + column, mask=is_row[:, None], other=0.0)  # [ROWS, D]
     own = length - queries + query  # the position of each row's query
 
     per_split = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
@@ -154,7 +154,8 @@ def paged_attention(
     """Attention of S sequences, each with at most `max_queries` queries, over paged keys.
 
     Args:
-        q: [T, Hq, D], the queries of a step; D a power of two, at least 16.
+        q: [T, Hq, D], the queries of a step; D a power of two, at least 16. It may be a view, with
+            other tensors between its rows: what the decoder hands over is part of a wider product.
         keys, values: [num_blocks, block_size, Hkv, D], contiguous: the pool of one layer.
         block_tables: int32 [S, W]; context_lens: int32 [S]; query_start_loc: int32 [S + 1].
         max_queries: 1 to MAX_QUERIES. Rows of a sequence with more of them are left as they are.
@@ -181,6 +182,8 @@ def paged_attention(
         raise ValueError(f"the width of q must be a power of two, at least 16, got {dim}")
     out = torch.empty_like(q) if out is None else out
     # solution: begin
+    if q.stride()[1:] != (dim, 1):
+        q = q.contiguous()  # rows may lie apart, but each of them must be whole
     groups, sequences = heads // kv_heads, len(context_lens)
     partial = stats = out  # nobody looks at them when there is one split
     if num_splits > 1:
@@ -190,8 +193,8 @@ def paged_attention(
     rows = max(16, triton.next_power_of_2(max_queries * groups))
     attend_kernel[sequences, kv_heads, num_splits](
         out, partial, stats, q, keys, values, block_tables, context_lens, query_start_loc,
-        block_tables.shape[1], dim**-0.5, QUERIES=max_queries, GROUPS=groups, ROWS=rows,
-        HEAD_DIM=dim, BLOCK_SIZE=keys.shape[1], TILE=TILE, SPLITS=num_splits,
+        block_tables.shape[1], q.stride(0), dim**-0.5, QUERIES=max_queries, GROUPS=groups,
+        ROWS=rows, HEAD_DIM=dim, BLOCK_SIZE=keys.shape[1], TILE=TILE, SPLITS=num_splits,
         num_warps=4 if rows * dim <= 4096 else 8,  # more rows in 4 warps do not fit in registers
     )  # fmt: skip
     if num_splits > 1:

@@ -19,13 +19,14 @@ def attend_kernel(
     out,  # [T, Hq, D]
     partial,  # [S, QUERIES, Hq, SPLITS, D] float32, and with it
     stats,  # [S, QUERIES, Hq, SPLITS, 2] float32: the maximum and the sum of each split
-    q,  # [T, Hq, D]
+    q,  # [T, Hq, D], with rows `q_stride` elements apart
     keys,  # [slots, Hkv, D]
     values,  # [slots, Hkv, D]
     block_tables,  # [S, W]
     context_lens,  # [S]
     query_start_loc,  # [S + 1]
     width,  # W
+    q_stride,
     scale,
     QUERIES: tl.constexpr,  # the most that a sequence has here
     GROUPS: tl.constexpr,  # query heads that share a KV head
@@ -69,7 +70,8 @@ def paged_attention(
     """Attention of S sequences, each with at most `max_queries` queries, over paged keys.
 
     Args:
-        q: [T, Hq, D], the queries of a step; D a power of two, at least 16.
+        q: [T, Hq, D], the queries of a step; D a power of two, at least 16. It may be a view, with
+            other tensors between its rows: what the decoder hands over is part of a wider product.
         keys, values: [num_blocks, block_size, Hkv, D], contiguous: the pool of one layer.
         block_tables: int32 [S, W]; context_lens: int32 [S]; query_start_loc: int32 [S + 1].
         max_queries: 1 to MAX_QUERIES. Rows of a sequence with more of them are left as they are.
