@@ -141,9 +141,39 @@ class TestPadding:
                 )
 
 
+def marks(seen: list[bool]) -> str:
+    """A row of a mask as the chapter draws it."""
+    return " ".join("x" if column else "." for column in seen)
+
+
 @pytest.mark.contract
 class TestCache:
     """`PaddedCache`, as the attention of nano."""
+
+    @pytest.mark.parametrize(("fed", "queries"), [(0, 6), (6, 1), (4, 3)])
+    def test_what_a_column_sees(self, gate: GateRun, fed: int, queries: int) -> None:
+        """a column sees its own row's past and itself; padding sees itself, and nothing else"""
+        starts, columns = [0, 3, 5], range(fed + queries)
+        wanted = [
+            [[c == q or first <= c <= q for c in columns] for q in columns[fed:]]
+            for first in starts
+        ]  # fmt: skip
+        what = f"visible({queries}) after {fed} columns, starts = {starts}"
+        found = expect.result_of(
+            lambda: gate.candidate.call(
+                "visible", model="nano", starts=starts, fed=fed, queries=queries
+            ),
+            what,
+        )
+        found = expect.is_tensor(found, what, (len(starts), queries, fed + queries))
+        for row, first in enumerate(starts):
+            for at, query in enumerate(columns[fed:]):
+                if found[row, at].bool().tolist() != wanted[row][at]:
+                    raise GateFailure(
+                        Code.WRONG_VALUE, what, marks(wanted[row][at]),
+                        marks(found[row, at].bool().tolist()),
+                        where=f"row {row}, which begins in column {first}, at column {query}",
+                    )  # fmt: skip
 
     @pytest.mark.parametrize("chunk", [1, 3], ids=["decode", "chunks"])
     def test_logits_are_those_of_each_row_alone(self, gate: GateRun, chunk: int) -> None:
@@ -260,6 +290,15 @@ class TestGenerateBatch:
             raise GateFailure(
                 Code.WRONG_COUNT, "five steps are five passes", "5", str(counts["passes"])
             )
+        prompt = ragged(gate, (8,))
+        text = nano_oracle().greedy(prompt[0], 12)[0]
+        end = next(i for i in range(2, 12) if text[i] not in text[:i])
+        _, counts = batch_of(gate, prompt, 12, [text[end]], "an end token in the only row")
+        if counts["passes"] != end + 1:
+            raise GateFailure(
+                Code.WRONG_COUNT, "no pass is made after the last row has ended", str(end + 1),
+                str(counts["passes"]),
+            )  # fmt: skip
 
     def test_rows_without_room(self, gate: GateRun) -> None:
         """a row with a limit of 0 yields nothing, and costs nothing"""

@@ -300,8 +300,10 @@ class TestBatcher:
         """an end token ends its request with STOP, and is its last token"""
         oracle = nano_oracle()
         prompt, expected = oracle.prompt(gate.rng, 9, 12)
-        end = expected[4]
+        at = next(i for i in range(2, 12) if expected[i] not in expected[:i])
+        end = expected[at]
         requests = [
+            {"id": "last allowed", "prompt": prompt, "new": at + 1, "eos": [end]},
             {"id": "stops", "prompt": prompt, "new": 12, "eos": [end]},
             {"id": "ignores", "prompt": prompt, "new": 12, "eos": [end], "ignore_eos": True},
             {"id": "at once", "prompt": prompt, "new": 12, "eos": [expected[0], end]},
@@ -536,6 +538,13 @@ def test_steps(gate: GateRun) -> None:
         "positions", positions, equals=useful,
         text=f"{positions:,}, of which {useful:,} are somebody's",
         message="no padding, no idle row: only tokens that are fed are computed",
+    )  # fmt: skip
+    tokens = sum(r["new"] for r in requests)
+    head_rows = service.steps[-1]["head_rows"]
+    gate.exact(
+        "head_rows", head_rows, equals=tokens,
+        text=f"{head_rows:,} rows through the LM head for {tokens:,} tokens",
+        message="one row of each sequence needs the head, in a prefill too",
     )  # fmt: skip
     passes = service.steps[-1]["passes"]
     gate.exact(

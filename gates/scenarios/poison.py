@@ -1,6 +1,10 @@
 """Memory that nobody has written yet, made to show when it is read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from course.measure.counters import tensors_in
 
@@ -10,3 +14,14 @@ def poison(cache: Any) -> None:
     for tensor in tensors_in(cache):
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
+
+
+@contextmanager
+def new_memory_is_nan() -> Iterator[None]:
+    """What is reserved meanwhile and not filled, as by `torch.empty`, holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills it, so that it can be seen
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

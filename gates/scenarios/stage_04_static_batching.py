@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from poison import poison
 
-__all__ = ["batch", "counted_stream", "pad", "passes", "stream"]
+__all__ = ["batch", "counted_stream", "pad", "passes", "stream", "visible"]
 
 
 def batch(
@@ -41,6 +41,18 @@ def batch(
 def pad(env: Any, prompts: list[list[int]], pad_id: int) -> list[Any]:
     """What `pad_left` returns."""
     return list(env.solution.pad_left(prompts, pad_id, device=env.device))
+
+
+def visible(env: Any, model: str, starts: list[int], fed: int, queries: int) -> Any:
+    """What a PaddedCache lets the next columns see, `fed` columns after its beginning."""
+    decoder = env.model(model)
+    cache = env.solution.PaddedCache(
+        decoder.config, fed + queries, torch.tensor(starts, device=env.device), device=env.device
+    )
+    if fed:
+        token_ids = torch.zeros((len(starts), fed), dtype=torch.int64, device=env.device)
+        decoder.forward(token_ids, token_ids, cache, [0])
+    return cache.visible(queries)
 
 
 def passes(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from poison import new_memory_is_nan
 
 from course.measure.counters import tensors_in
 from course.types import Output, Request, SamplingParams
@@ -20,7 +21,8 @@ def serve(
     where there is no work yet.
     """
     counting = env.counting(model)
-    batcher = env.solution.ContinuousBatcher(counting, num_slots, capacity)
+    with new_memory_is_nan():
+        batcher = env.solution.ContinuousBatcher(counting, num_slots, capacity)
     pending = list(arrivals)
     step = 0
     while pending or batcher.has_work:
