@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,6 +34,9 @@ def request(gate: GateRun, name: str, length: int, new: int, **more: Any) -> Jso
     return {"id": name, "prompt": prompt, "new": new, **more}
 
 
+OUTPUT = {"token_ids": "tuple", "text": "str", "finish_reason": "FinishReason"}
+
+
 @dataclass
 class Service:
     """What came of some requests: their tokens, why they ended, and the counts of every step."""
@@ -51,11 +55,26 @@ class Service:
             )  # fmt: skip
         count = 0
         for output in outputs:
+            if not isinstance(output, dict) or "types" not in output:
+                raise GateFailure(
+                    Code.WRONG_TYPE, f"{what}: what step {step} returns", "a list of Output",
+                    f"a list that holds {output!r:.80}",
+                )  # fmt: skip
             name = output["id"]
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise GateFailure(
                     Code.WRONG_VALUE, f"{what}: an output for a request that was not added",
                     f"one of {sorted(known)}", repr(name), where=f"step {step}",
+                )  # fmt: skip
+            if output["types"] != OUTPUT:
+                raise GateFailure(
+                    Code.WRONG_TYPE, f"{what}: the fields of an Output", str(OUTPUT),
+                    str(output["types"]), where=f"step {step}",
+                )  # fmt: skip
+            if len(output["tokens"]) > 1:
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{what}: an Output for each token", "at most one token",
+                    str(output["tokens"]), where=f"step {step}",
                 )  # fmt: skip
             if name in self.reasons:
                 raise GateFailure(
@@ -197,7 +216,7 @@ class TestSlots:
             )
             return [step.value for step in run]
 
-        refusal, logits = expect.result_of(attempt, what)
+        refusal, logits, positions = expect.result_of(attempt, what)
         if refusal["error"] is None:
             raise GateFailure(
                 Code.NO_ERROR_RAISED, f"{what}: accepted", "a ValueError that names `capacity`",
@@ -214,6 +233,12 @@ class TestSlots:
             got, wanted, atol=TOLERANCE, what=f"{what}: the other slot, after the refusal",
             code=Code.STALE_STATE,
         )  # fmt: skip
+        if stored < 6 and positions != [list(range(stored, 6))]:
+            raise GateFailure(
+                Code.STALE_STATE, f"{what}: the slot that was full, after the refusal",
+                f"positions {[list(range(stored, 6))]}", str(positions),
+                likely="Its length was moved, or reset, before the refusal.",
+            )  # fmt: skip
 
     def chunk(self, gate: GateRun, rows: int, length: int) -> list[list[int]]:
         """Random bytes."""
@@ -303,12 +328,12 @@ class TestBatcher:
         at = next(i for i in range(2, 12) if expected[i] not in expected[:i])
         end = expected[at]
         requests = [
-            {"id": "last allowed", "prompt": prompt, "new": at + 1, "eos": [end]},
             {"id": "stops", "prompt": prompt, "new": 12, "eos": [end]},
             {"id": "ignores", "prompt": prompt, "new": 12, "eos": [end], "ignore_eos": True},
             {"id": "at once", "prompt": prompt, "new": 12, "eos": [expected[0], end]},
             request(gate, "other", 5, 12),
             request(gate, "last", 5, 6),
+            {"id": "last allowed", "prompt": prompt, "new": at + 1, "eos": [end]},
         ]
         serve(gate, requests, "end tokens")
 
@@ -359,6 +384,24 @@ class TestBatcher:
                     Code.NOT_STREAMING, "a request gets one token a step, and one from its prefill",
                     "at most 2 tokens", f"{step['new']} in step {index}",
                 )  # fmt: skip
+        passes = [0, *(step["passes"] for step in service.steps)]
+        made = [after - before for before, after in pairwise(passes)]
+        if made != [3] + [1] * (len(made) - 1):
+            raise GateFailure(
+                Code.WRONG_COUNT, "a pass for each prefill, and one for all who decode",
+                f"3 passes, then 1 in each step: {[3] + [1] * (len(made) - 1)}", str(made),
+            )  # fmt: skip
+
+    def test_two_tokens_at_the_beginning(self, gate: GateRun) -> None:
+        """a newcomer gets a token from its prefill and one from the decode pass of the same step"""
+        service = serve(gate, [request(gate, "a", 4, 6)], "a request of six tokens")
+        came = [step["new"] for step in service.steps]
+        if came != [2, 1, 1, 1, 1]:
+            raise GateFailure(
+                Code.WRONG_VALUE, "the tokens of each step, one request of six tokens",
+                str([2, 1, 1, 1, 1]), str(came),
+                likely="The newcomer is left out of the decode pass of its first step.",
+            )  # fmt: skip
 
     def test_an_id_may_come_again(self, gate: GateRun) -> None:
         """a batcher that has served is as good as new"""
@@ -418,7 +461,8 @@ class TestBatcher:
             ("prompt_ids", {"prompt": [1] * 257}, ["ValueError"], "a prompt past the context"),
             ("capacity", {"prompt": [1] * 13}, ["ValueError"], "a prompt longer than a slot"),
             ("capacity", {"new": 10}, ["ValueError"], "a request longer than a slot"),
-            ("request_id", {"id": "running"}, ["ValueError"], "the id of a waiting request"),
+            ("request_id", {"id": "good"}, ["ValueError"], "the id of a waiting request"),
+            ("request_id", {"id": "good"}, ["ValueError"], "the id of a running request"),
             ("temperature", {"temperature": 0.7}, ["ValueError"], "a request to be sampled"),
         ],
         ids=lambda value: value if isinstance(value, str) and " " in value else "",
@@ -427,21 +471,22 @@ class TestBatcher:
         self, gate: GateRun, argument: str, more: Json, kinds: list[str], what: str
     ) -> None:
         """a bad request is refused at once, by name, and the others are served"""
-        good = request(gate, "running", 4, 3)
+        good = request(gate, "good", 4, 3)
         bad = {**request(gate, "bad", 4, 3), **more}
         served: list[Any] = []
 
         def attempt() -> None:
             run = gate.candidate.start(
-                "refused", model="nano", requests=[good], bad=bad, num_slots=1, capacity=12
-            )
+                "refused", model="nano", requests=[good], bad=bad, num_slots=1, capacity=12,
+                steps=int("running" in what),
+            )  # fmt: skip
             served.extend(run.step().value)
             run.step()
 
         expect.rejects(attempt, argument, what, kinds=kinds)
         service = Service()
         for index, outputs in enumerate(served):
-            service.take(index, outputs, {"running"}, what)
+            service.take(index, outputs, {"good"}, what)
         check_request(service, good, f"beside {what}")
 
     @pytest.mark.parametrize("size", [0, -1])

@@ -7,7 +7,7 @@ import torch
 from poison import new_memory_is_nan
 
 from course.measure.counters import tensors_in
-from course.types import Output, Request, SamplingParams
+from course.types import FinishReason, Output, Request, SamplingParams
 
 __all__ = ["overflow", "refused", "serve", "serve_timed", "slots", "static_timed"]
 
@@ -41,18 +41,21 @@ def serve(
 
 
 def refused(
-    env: Any, model: str, requests: list[Any], bad: Any, num_slots: int, capacity: int | None
-) -> Iterator[Any]:
-    """Add good requests, then one that must be refused; then serve the good ones to the end."""
+    env: Any, model: str, requests: list[Any], bad: Any, num_slots: int, capacity: int | None,
+    steps: int,
+) -> Iterator[Any]:  # fmt: skip
+    """Add good requests, make some steps, and add one that must be refused; then serve the others
+    to the end.
+    """
     batcher = env.solution.ContinuousBatcher(env.model(model), num_slots, capacity)
     for request in requests:
         batcher.add(request_of(request))
+    found = [plain(batcher.step()) for _ in range(steps)]
     error: BaseException | None = None
     try:
         batcher.add(request_of(bad))
     except Exception as raised:
         error = raised
-    found = []
     while batcher.has_work:
         found.append(plain(batcher.step()))
     yield found
@@ -83,7 +86,10 @@ def slots(
 
 
 def overflow(env: Any, model: str, capacity: int, stored: int, more: int) -> Iterator[Any]:
-    """Fill slot 1 of 2, ask for more than fits, and then feed one more to each slot."""
+    """Fill slot 1 of 2, ask for more than fits, feed one more to slot 0, and fill slot 1 up.
+
+    Yields the refusal, the logits of slot 0, and the positions that slot 1 goes on with.
+    """
     decoder = env.model(model)
     cache = make(env, decoder, 2, capacity)
 
@@ -101,6 +107,11 @@ def overflow(env: Any, model: str, capacity: int, stored: int, more: int) -> Ite
         error, kind = str(raised), type(raised).__name__
     yield {"error": error, "kind": kind}
     yield feed([0], 5, 1)
+    cache.release(0)
+    try:
+        yield cache.plan([1], capacity - stored).tolist() if stored < capacity else []
+    except Exception as raised:
+        yield f"{type(raised).__name__}: {raised}"
 
 
 def serve_timed(
@@ -146,6 +157,14 @@ def plain(outputs: Any) -> Any:
             "id": output.request_id,
             "tokens": list(output.token_ids),
             "reason": None if output.finish_reason is None else str(output.finish_reason),
+            "types": types_of(output),
         }
         for output in outputs
     ]
+
+
+def types_of(output: Output) -> dict[str, str]:
+    """The types of an Output's fields; no reason is as good as one."""
+    reason = FinishReason.STOP if output.finish_reason is None else output.finish_reason
+    fields = {"token_ids": output.token_ids, "text": output.text, "finish_reason": reason}
+    return {name: type(value).__name__ for name, value in fields.items()}
