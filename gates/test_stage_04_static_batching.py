@@ -31,13 +31,20 @@ def ragged(gate: GateRun, lengths: tuple[int, ...] = LENGTHS) -> Rows:
 
 
 def run_batch(
-    gate: GateRun, prompts: Any, limits: Any, eos_ids: list[int], what: str, *, most: int = 400
+    gate: GateRun,
+    prompts: Any,
+    limits: Any,
+    eos_ids: list[int],
+    what: str,
+    *,
+    most: int = 400,
+    **kinds: str,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The steps of `generate_batch` on nano, each {"tokens", "passes"}, and the counts."""
 
     def collect() -> tuple[list[dict[str, Any]], dict[str, Any]]:
         run = gate.candidate.start(
-            "batch", model="nano", prompts=prompts, max_new_tokens=limits, eos_ids=eos_ids
+            "batch", model="nano", prompts=prompts, max_new_tokens=limits, eos_ids=eos_ids, **kinds
         )
         opened = run.step().value
         if not opened["iterator"]:
@@ -57,7 +64,14 @@ def run_batch(
         assert run.finished is not None
         return steps, run.finished.value
 
-    return expect.result_of(collect, what)
+    steps, counts = expect.result_of(collect, what)
+    for index, (step, kept) in enumerate(zip(steps, counts["kept"], strict=True)):
+        if repr(step["tokens"]) != repr(kept):
+            raise GateFailure(
+                Code.STALE_STATE, f"{what}: what step {index} yielded has changed since",
+                repr(step["tokens"]), repr(kept), likely="One list is yielded again and again.",
+            )  # fmt: skip
+    return steps, counts
 
 
 def rows_of(steps: list[dict[str, Any]], count: int, what: str) -> Rows:
@@ -86,10 +100,10 @@ def rows_of(steps: list[dict[str, Any]], count: int, what: str) -> Rows:
 
 
 def batch_of(
-    gate: GateRun, prompts: Rows, limits: Any, eos_ids: list[int], what: str
+    gate: GateRun, prompts: Rows, limits: Any, eos_ids: list[int], what: str, **kinds: str
 ) -> tuple[Rows, dict[str, Any]]:
     """Check every row of a batch against its own text, and that the batch ends with the last."""
-    steps, counts = run_batch(gate, prompts, limits, eos_ids, what)
+    steps, counts = run_batch(gate, prompts, limits, eos_ids, what, **kinds)
     rows = rows_of(steps, len(prompts), what)
     news = limits if isinstance(limits, list) else [limits] * len(prompts)
     for row, (got, prompt, new) in enumerate(zip(rows, prompts, news, strict=True)):
@@ -150,31 +164,6 @@ def marks(seen: list[bool]) -> str:
 class TestCache:
     """`PaddedCache`, as the attention of nano."""
 
-    @pytest.mark.parametrize(("fed", "queries"), [(0, 6), (6, 1), (4, 3)])
-    def test_what_a_column_sees(self, gate: GateRun, fed: int, queries: int) -> None:
-        """a column sees its own row's past and itself; padding sees itself, and nothing else"""
-        starts, columns = [0, 3, 5], range(fed + queries)
-        wanted = [
-            [[c == q or first <= c <= q for c in columns] for q in columns[fed:]]
-            for first in starts
-        ]  # fmt: skip
-        what = f"visible({queries}) after {fed} columns, starts = {starts}"
-        found = expect.result_of(
-            lambda: gate.candidate.call(
-                "visible", model="nano", starts=starts, fed=fed, queries=queries
-            ),
-            what,
-        )
-        found = expect.is_tensor(found, what, (len(starts), queries, fed + queries))
-        for row, first in enumerate(starts):
-            for at, query in enumerate(columns[fed:]):
-                if found[row, at].bool().tolist() != wanted[row][at]:
-                    raise GateFailure(
-                        Code.WRONG_VALUE, what, marks(wanted[row][at]),
-                        marks(found[row, at].bool().tolist()),
-                        where=f"row {row}, which begins in column {first}, at column {query}",
-                    )  # fmt: skip
-
     @pytest.mark.parametrize("chunk", [1, 3], ids=["decode", "chunks"])
     def test_logits_are_those_of_each_row_alone(self, gate: GateRun, chunk: int) -> None:
         """no row sees its padding, its neighbours or its future"""
@@ -212,6 +201,33 @@ class TestCache:
         more = [[[7] for _ in prompts]]
         one, other = (self.feed(gate, p, more, pad_id=0) for p in (prompts, others))
         self.same(one, other, prompts, [0], "other neighbours")
+
+    @pytest.mark.parametrize(("fed", "queries"), [(0, 6), (6, 1), (4, 3)])
+    def test_what_a_column_sees(self, gate: GateRun, fed: int, queries: int) -> None:
+        """a column sees its own row's past and itself; padding sees itself, and nothing else"""
+        starts, columns = [0, 3, 5], range(fed + queries)
+        wanted = [
+            [[c == q or first <= c <= q for c in columns] for q in columns[fed:]]
+            for first in starts
+        ]  # fmt: skip
+        what = f"visible({queries}) after {fed} columns, starts = {starts}"
+        found = expect.result_of(
+            lambda: gate.candidate.call(
+                "visible", model="nano", starts=starts, fed=fed, queries=queries
+            ),
+            what,
+        )
+        found = expect.is_tensor(found, what, (len(starts), queries, fed + queries))
+        if found.dtype != torch.bool:
+            raise GateFailure(Code.WRONG_TYPE, what, "torch.bool", str(found.dtype))
+        for row, first in enumerate(starts):
+            for at, query in enumerate(columns[fed:]):
+                if found[row, at].tolist() != wanted[row][at]:
+                    raise GateFailure(
+                        Code.WRONG_VALUE, what, marks(wanted[row][at]),
+                        marks(found[row, at].tolist()),
+                        where=f"row {row}, which begins in column {first}, at column {query}",
+                    )  # fmt: skip
 
     def feed(self, gate: GateRun, prompts: Rows, more: list[Rows], *, pad_id: int) -> list[Any]:
         """Logits of each pass."""
@@ -253,8 +269,11 @@ class TestGenerateBatch:
     def test_each_row_has_its_own_limit(self, gate: GateRun) -> None:
         """each row ends at its own limit"""
         batch_of(gate, ragged(gate), [7, 12, 1, 3], [], "limits of 7, 12, 1 and 3")
+        what = "limits of 2 and 4, in a tuple"
+        batch_of(gate, ragged(gate, (3, 6)), [2, 4], [], what, limits_kind="tuple")
 
-    def test_an_end_token_ends_its_row_alone(self, gate: GateRun) -> None:
+    @pytest.mark.parametrize("kind", ["list", "tuple", "frozenset"])
+    def test_an_end_token_ends_its_row_alone(self, gate: GateRun, kind: str) -> None:
         """an end token ends its own row, and is its last token"""
         prompts = ragged(gate)
         texts = [nano_oracle().greedy(prompt, 12)[0] for prompt in prompts]
@@ -262,7 +281,12 @@ class TestGenerateBatch:
         ends = [token for token in texts[1][1:6] if token not in texts[2]]
         if not ends:
             raise RuntimeError("nano says the same in two rows")
-        batch_of(gate, prompts, 12, ends[:1], "an end token in row 1")
+        said = set().union(*texts)
+        nobodys = next(
+            token for token in range(nano_oracle().config.vocab_size) if token not in said
+        )
+        what = f"an end token in row 1, and one that nobody says, in a {kind}"
+        batch_of(gate, prompts, 12, [min(unsaid), ends[0]], what, eos_kind=kind)
 
     def test_one_pass_for_a_step(self, gate: GateRun) -> None:
         """steps stream: a step is yielded before the next one is computed"""
@@ -277,6 +301,17 @@ class TestGenerateBatch:
     def test_a_batch_of_one(self, gate: GateRun) -> None:
         """a batch of one is the text alone"""
         batch_of(gate, ragged(gate, (8,)), 6, [], "a batch of one")
+
+    def test_a_model_in_another_type(self, gate: GateRun) -> None:
+        """the cache has the type of the model: nano in float64"""
+        prompts = ragged(gate, (4, 7))
+        steps = expect.result_of(
+            lambda: gate.candidate.call("in_float64", prompts=prompts, max_new_tokens=4),
+            "a batch on nano in float64",
+        )
+        rows = rows_of([{"tokens": step} for step in steps], 2, "nano in float64")
+        for row, (got, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            check_text(prompt, got, 4, [], f"nano in float64: row {row}")
 
     def test_no_prompts(self, gate: GateRun) -> None:
         """an empty batch yields and computes nothing"""
@@ -302,9 +337,9 @@ class TestGenerateBatch:
 
     def test_rows_without_room(self, gate: GateRun) -> None:
         """a row with a limit of 0 yields nothing, and costs nothing"""
-        prompts, limits = ragged(gate), [3, 0, 2, 0]
+        prompts, limits = ragged(gate), [3, 2, 0, 0]  # the longest prompt has none
         _, counts = batch_of(gate, prompts, limits, [], f"limits of {limits}")
-        positions = 2 * (23 + 2)
+        positions = 2 * (5 + 2)
         if counts["positions"] > positions:
             raise GateFailure(
                 Code.WRONG_COUNT, "a row with a limit of 0 needs no place in the batch",

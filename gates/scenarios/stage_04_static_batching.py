@@ -4,20 +4,30 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from models import nano_in_float64
 from poison import poison
 
-__all__ = ["batch", "counted_stream", "pad", "passes", "stream", "visible"]
+__all__ = ["batch", "counted_stream", "in_float64", "pad", "passes", "stream", "visible"]
+
+
+KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 
 
 def batch(
-    env: Any, model: str, prompts: Any, max_new_tokens: Any, eos_ids: list[int]
-) -> Iterator[dict[str, Any]]:
+    env: Any, model: str, prompts: Any, max_new_tokens: Any, eos_ids: list[int],
+    eos_kind: str = "list", limits_kind: str = "list",
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """`generate_batch` on a counting model: first its type, then each step with the passes so far.
 
-    Ends with the counts, and the arguments as they are then.
+    Ends with the counts, with the arguments as they are then, and with what was yielded as it is
+    then.
     """
     counting = env.counting(model)
-    steps = env.solution.generate_batch(counting, prompts, max_new_tokens, eos_ids)
+    if isinstance(max_new_tokens, list):
+        max_new_tokens = KINDS[limits_kind](max_new_tokens)
+    ends = KINDS[eos_kind](eos_ids)
+    steps = env.solution.generate_batch(counting, prompts, max_new_tokens, ends)
+    kept = []
     kind = type(steps)
     yield {
         "type": f"{kind.__module__}.{kind.__qualname__}",
@@ -25,6 +35,7 @@ def batch(
     }
     try:
         for step in steps:
+            kept.append(step)
             yield {"tokens": step, "passes": counting.counts.forward_passes}
     finally:
         if hasattr(steps, "close"):
@@ -35,7 +46,13 @@ def batch(
         "positions": counts.positions,
         "head_rows": counts.logit_rows,
         "arguments": [prompts, max_new_tokens, eos_ids],
+        "kept": kept,
     }
+
+
+def in_float64(env: Any, prompts: list[list[int]], max_new_tokens: int) -> list[Any]:
+    """Every step of `generate_batch` on nano in float64."""
+    return list(env.solution.generate_batch(nano_in_float64(env), prompts, max_new_tokens))
 
 
 def pad(env: Any, prompts: list[list[int]], pad_id: int) -> list[Any]:
