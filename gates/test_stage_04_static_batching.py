@@ -281,10 +281,7 @@ class TestGenerateBatch:
         ends = [token for token in texts[1][1:6] if token not in texts[2]]
         if not ends:
             raise RuntimeError("nano says the same in two rows")
-        said = set().union(*texts)
-        nobodys = next(
-            token for token in range(nano_oracle().config.vocab_size) if token not in said
-        )
+        unsaid = set(range(nano_oracle().config.vocab_size)) - set().union(*texts)
         what = f"an end token in row 1, and one that nobody says, in a {kind}"
         batch_of(gate, prompts, 12, [min(unsaid), ends[0]], what, eos_kind=kind)
 
