@@ -24,6 +24,7 @@ __all__ = [
     "gathered",
     "kernel",
     "loaded",
+    "splits",
     "triton_paged",
 ]
 
@@ -51,6 +52,7 @@ def loaded(env: Any, arguments: list[Any], max_queries: int, num_splits: int) ->
     return {
         "out": out,
         "pool": bytes_loaded.of("keys", "values"),
+        "q": bytes_loaded.of("q"),
         "total": bytes_loaded.total,
     }
 
@@ -59,7 +61,11 @@ def attention(
     env: Any, model: str, heads: list[int], num_blocks: int, block_size: int, todo: list[Any],
     num_splits: int | None,
 ) -> Iterator[Any]:  # fmt: skip
-    """Steps of `TritonPagedAttention` on a pool full of NaN, as stage 08's scenario does it."""
+    """Steps of `TritonPagedAttention` on a pool full of NaN, as stage 08's scenario does it.
+
+    Yields the outputs of each layer, the bytes that kernels have loaded from the pool, and the
+    bytes that torch has copied.
+    """
     config = replace(
         env.model(model).config, num_layers=2, num_heads=heads[0], num_kv_heads=heads[1],
         head_dim=heads[2],
@@ -68,12 +74,19 @@ def attention(
         config, num_blocks, block_size, device=env.device, num_splits=num_splits
     )
     poison(attend)
+    pools = {"keys": attend.keys, "values": attend.values}
     for _, batch, layers in todo:
         attend.plan(batch_from(batch, env.device))
-        yield [
-            attend(layer, *as_views(*(tensor.to(env.device)[None] for tensor in tensors)))[0]
-            for layer, tensors in enumerate(layers)
-        ]
+        given = [as_views(*(t.to(env.device)[None] for t in tensors)) for tensors in layers]
+        with LoadedBytes(pools) as loaded, CopiedBytes() as copied:
+            outputs = [attend(layer, *tensors)[0] for layer, tensors in enumerate(given)]
+        yield {"outputs": outputs, "loaded": loaded.of(*pools), "copied": copied.bytes}
+
+
+def splits(env: Any, asked: list[list[int]]) -> list[Any]:
+    """What `splits_for` says for numbers of programs and longest contexts."""
+    device = torch.device(env.device)
+    return [env.solution.splits_for(programs, longest, device) for programs, longest in asked]
 
 
 def big_pool(env: Any, length: int, heads: list[int], block_size: int) -> Any:

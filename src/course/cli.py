@@ -347,18 +347,19 @@ def status() -> None:
             state = "passed on another machine"
         else:
             state = "tried" if rows else "open"
-        table.add_row(f"{stage.number:02d}", stage.title, state, _last(rows))
+        table.add_row(f"{stage.number:02d}", stage.title, state, _last(stage, rows))
     console.print(table)
 
 
-def _last(rows: list) -> str:  # type: ignore[type-arg]
+def _last(stage: Stage, rows: list) -> str:  # type: ignore[type-arg]
+    """What the last check found: its failure, or else the number that the stage predicts."""
     if not rows:
         return ""
     last = rows[-1].document
     if failure := last.get("failure"):
         return str(failure.get("code", ""))
-    held = [n for n in last.get("numbers", ()) if n.get("verdict")]
-    return str(held[-1].get("text", "")) if held else "contract holds"
+    texts = {n.get("name"): str(n.get("text", "")) for n in last.get("numbers", ())}
+    return texts.get(stage.predicts, "contract holds")
 
 
 @app.command(name="next")

@@ -28,6 +28,12 @@ class Page:
     means: str
     causes: tuple[str, ...]
     do: str
+    usual: bool = True  # the first cause is the likely one; else any stage has others
+
+    @property
+    def likely(self) -> str:
+        """The cause to name where nothing more is known; empty if that would be a guess."""
+        return self.causes[0] if self.usual else ""
 
 
 class Code(StrEnum):
@@ -121,6 +127,7 @@ PAGES: dict[Code, Page] = {
         "The solution raised an error where it should have given a result.",
         ("A shape that does not fit.", "A tensor on another device or of another dtype."),
         "The traceback's last line in your file is where to look.",
+        usual=False,
     ),
     Code.NOT_AN_ITERATOR: _P(
         Kind.CONTRACT,
@@ -139,6 +146,7 @@ PAGES: dict[Code, Page] = {
         "A value has the wrong type.",
         ("A tensor of one element instead of an int.", "A numpy number instead of a float."),
         "`int(tensor)` or `tensor.item()` gives a plain number.",
+        usual=False,
     ),
     Code.WRONG_TOKEN: _P(
         Kind.CONTRACT,
@@ -168,12 +176,18 @@ PAGES: dict[Code, Page] = {
         "The logits differ from those of a pass without a cache by more than rounding explains.",
         ("Positions off by one.", "A cache row overwritten or read before it is written."),
         "Compare layer 0's keys at the first position that differs.",
+        usual=False,
     ),
     Code.WRONG_VALUE: _P(
         Kind.CONTRACT,
         "A number differs from its closed form.",
-        ("A factor left out (2 for keys *and* values).", "Bits for bytes.", "Heads mixed up."),
+        (
+            "A factor left out (2 for keys *and* values).",
+            "One too few or too many.",
+            "Bits for bytes.",
+        ),
         "Work the smallest case of the chapter by hand.",
+        usual=False,
     ),
     Code.MADE_UP: _P(
         Kind.CONTRACT,
@@ -194,6 +208,7 @@ PAGES: dict[Code, Page] = {
             "Gaps are slept one by one, so that each delay moves all that follows.",
         ),
         "Write down on paper when each request is due, for 2 in flight and 4 requests.",
+        usual=False,
     ),
     Code.NO_ERROR_RAISED: _P(
         Kind.CONTRACT,
@@ -206,6 +221,7 @@ PAGES: dict[Code, Page] = {
         "Bad input raised an error, but not one that helps: wrong type, or no argument named.",
         ("An error from deep inside torch came first.",),
         "Check arguments first, and name the argument in the message.",
+        usual=False,
     ),
     Code.MUTATED_INPUT: _P(
         Kind.CONTRACT,
@@ -218,6 +234,7 @@ PAGES: dict[Code, Page] = {
         "A second call was disturbed by what an earlier one left behind.",
         ("A global or a default argument that is kept between calls.",),
         "Make the state inside the call, or in the object.",
+        usual=False,
     ),
     Code.WRONG_COUNT: _P(
         Kind.NUMBER,
@@ -286,6 +303,7 @@ PAGES: dict[Code, Page] = {
             "A clock that is read after something else was awaited.",
         ),
         "Stamp a chunk as soon as it is there, and put all other work off until the end.",
+        usual=False,
     ),
     Code.TOO_NOISY: _P(
         Kind.NUMBER,

@@ -29,6 +29,7 @@ from course.paths import course_home, state_dir
 
 OUTPUT_TAIL = 2000  # bytes of captured output shown with a failure
 OUTPUT_LIMIT = 64 << 20  # bytes that a solution may print: a loop that prints must not fill a disk
+BROKEN_MEMORY = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
 LOAD_SECONDS = 120.0  # a cold disk can take long to bring torch in
 
 
@@ -233,12 +234,17 @@ class WorkerHost:
             return GateFailure(Code.EXITED, message, detail=self.output())
         if self._killed is not None:
             return self._killed
-        how = f"exit status {status}"
+        how, likely = f"exit status {status}", ""
         if status < 0:
             how = f"it was ended by {processes.signal_name(-status)}"
+            if -status in BROKEN_MEMORY:
+                likely = (
+                    "Memory was read or written that is not there: an address or index is wrong."
+                )
         return GateFailure(
-            Code.EXITED, f"the solution's process ended in the middle: {how}", detail=self.output()
-        )
+            Code.EXITED, f"the solution's process ended in the middle: {how}",
+            detail=self.output(), likely=likely,
+        )  # fmt: skip
 
     # -- bounds ------------------------------------------------------------------------------
 

@@ -110,7 +110,8 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     rows += [("", note) for note in failure.notes]
     if failure.detail.strip():
         rows.append(("said", failure.detail.strip()))
-    rows.append(("likely", failure.likely or failure.code.page.causes[0]))
+    if likely := failure.likely or failure.code.page.likely:
+        rows.append(("likely", likely))
     if failure.code.value == "NOT_IMPLEMENTED":
         rows.append(("next", f"{PROGRAM} read {stage}; then edit the file it names"))
     else:

@@ -150,7 +150,7 @@ def _progress() -> Finding:
     if not os.access(where, os.W_OK):
         advice = f"{where} is read-only: results are shown but not kept"
         return Finding("limit", "progress", "cannot be written", advice)
-    return Finding("ok", "progress", f"{len(checks)} checks recorded")
+    return Finding("ok", "progress", f"{len(checks)} check{'s'[: len(checks) != 1]} recorded")
 
 
 def _watching() -> Finding:
