@@ -117,6 +117,7 @@ def test_the_list_of_codes_is_closed_and_explained() -> None:
         assert page.means.endswith("."), code
         assert page.do.endswith("."), code
         assert page.causes, code
+        assert page.likely in ("", page.causes[0]), code
         assert all(cause.endswith(".") or cause.endswith("`") for cause in page.causes), code
         assert isinstance(page.kind, Kind)
         assert code.name == code.value

@@ -238,9 +238,7 @@ class WorkerHost:
         if status < 0:
             how = f"it was ended by {processes.signal_name(-status)}"
             if -status in BROKEN_MEMORY:
-                likely = (
-                    "Memory was read or written that is not there: an address or index is wrong."
-                )
+                likely = "An address or an index is wrong: memory was used that is not there."
         return GateFailure(
             Code.EXITED, f"the solution's process ended in the middle: {how}",
             detail=self.output(), likely=likely,
