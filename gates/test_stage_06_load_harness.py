@@ -69,7 +69,7 @@ def same(
         )
     if isinstance(expected, list):
         if not isinstance(got, list):
-            raise GateFailure(Code.WRONG_TYPE, what, "a list", short(got, 80), where=where)
+            wrong(what, "a list", got)
         if len(got) != len(expected):
             raise GateFailure(
                 code, f"{what} has the wrong number of values", f"{len(expected)}: "
@@ -116,7 +116,7 @@ class TestArrivals:
         what = f"arrival_times{args}"
         got = call(gate, "arrival_times", *args)["value"]
         if not isinstance(got, list):
-            raise GateFailure(Code.WRONG_TYPE, what, "a list", short(got, 80))
+            wrong(what, "a list", got)
         if len(got) != args[1]:
             raise GateFailure(
                 Code.WRONG_VALUE, f"{what} gives one time for each request", f"{args[1]} times",
@@ -273,7 +273,7 @@ def wrong(what: str, wanted: str, got: Any) -> NoReturn:
     shown = f"{got.type}: {got.repr[:80]}" if isinstance(got, Foreign) else short(got, 80)
     raise GateFailure(
         Code.WRONG_TYPE, what, wanted, shown,
-        likely="A plain tuple or dict instead of the type that the signature names.",
+        likely="A plain tuple, a dict or an array instead of the type that the signature names.",
     )  # fmt: skip
 
 
