@@ -345,7 +345,7 @@ def check_kept(found: Json, what: str) -> None:
     if late:
         raise GateFailure(
             Code.WRONG_LOAD, f"{what}: a timeline is appended as its request is sent",
-            f"at least {late[0] + 1} timelines", str(kept[late[0]]),
+            f"a list of at least {late[0] + 1}", f"of {kept[late[0]]}",
             where=f"when the first chunk of request {late[0]} comes",
             likely="It is appended once the answer has ended.",
         )  # fmt: skip
