@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import load_oracle as oracle
 import numpy
 import pytest
 
 from course.check import expect
-from course.check.channel import short
+from course.check.channel import Foreign, short
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun, bar_of
@@ -28,6 +28,11 @@ Json = dict[str, Any]
 
 LIKELY = {
     "stamps": "Another clock than the event loop's, or one that is read after something else.",
+    "cut_short": "`except BaseException`, or tasks that nobody cancels.",
+    "sent": "`sent` is read before the task that sends has begun to run.",
+    "count": "The count is that of the answer so far: the last one holds, and 0 is a count.",
+    "absent": "Token times are taken for unknown though every chunk says its number, or the "
+    "server's count is not kept.",
     "token_times": "A chunk is taken for one token, or a chunk without text for a token.",
     "ttft": "It counts from `sent`, or to a chunk without text.",
     "itl": "Each token but the first closes one gap; tokens of one chunk have none between them.",
@@ -38,6 +43,7 @@ LIKELY = {
     "throughput": "Tokens belong to the window in which they came, of requests that finished.",
     "occupancy": "First tokens are counted as gaps, waiting requests as decoding, or a request's "
     "stretch is not cut at the edges of the window.",
+    "edge": "Under way is what was due before the window's end and not over before its start.",
     "summarize": "Requests belong to the window in which they were due, gaps to that in which "
     "their token came; percentiles are of all values together.",
 }
@@ -63,7 +69,7 @@ def same(
         )
     if isinstance(expected, list):
         if not isinstance(got, list):
-            raise GateFailure(Code.WRONG_TYPE, what, "a list", short(got, 80), where=where)
+            wrong(what, "a list", got)
         if len(got) != len(expected):
             raise GateFailure(
                 code, f"{what} has the wrong number of values", f"{len(expected)}: "
@@ -105,23 +111,30 @@ def timeline(
 class TestArrivals:
     """When the requests of an open loop are due."""
 
+    def times(self, gate: GateRun, *args: Any) -> list[float]:
+        """Arrival times as a list of plain numbers, as many as were asked for."""
+        what = f"arrival_times{args}"
+        got = call(gate, "arrival_times", *args)["value"]
+        if not isinstance(got, list):
+            wrong(what, "a list", got)
+        if len(got) != args[1]:
+            raise GateFailure(
+                Code.WRONG_VALUE, f"{what} gives one time for each request", f"{args[1]} times",
+                f"{len(got)}: {short(got, 60)}",
+            )  # fmt: skip
+        return [expect.is_number(time, f"{what}: time {i}") for i, time in enumerate(got)]
+
     def test_constant_arrivals(self, gate: GateRun) -> None:
         """constant arrivals: one every 1 / rate, the first at 0"""
         for rate, count in ((4.0, 9), (0.5, 3), (1000.0, 5), (3, 0)):
-            got = call(gate, "arrival_times", rate, count, "constant", 1)["value"]
+            got = self.times(gate, rate, count, "constant", 1)
             same(got, [i / rate for i in range(count)], f"arrivals at {rate} per second")
 
     def test_poisson_gaps_are_exponential(self, gate: GateRun) -> None:
         """Poisson arrivals: independent exponential gaps with a mean of 1 / rate"""
         count, rate = 4000, 2.0 ** gate.rng.randrange(-2, 6)
         seed = gate.rng.randrange(1 << 30)
-        got = call(gate, "arrival_times", rate, count, "poisson", seed)["value"]
-        if not isinstance(got, list) or len(got) != count:
-            raise GateFailure(
-                Code.WRONG_VALUE, "arrival_times gives one time for each request",
-                f"a list of {count}", short(got, 60),
-            )  # fmt: skip
-        times = numpy.array([expect.is_number(t, f"arrival {i}") for i, t in enumerate(got)])
+        times = numpy.array(self.times(gate, rate, count, "poisson", seed))
         gaps = numpy.diff(times, prepend=0.0) * rate  # in units of the mean gap
         what = f"{count} Poisson arrivals at {rate:g} per second"
         if gaps.min() < 0:
@@ -144,17 +157,44 @@ class TestArrivals:
                 "a correlation near 0", f"{likeness:.2f}",
             )  # fmt: skip
 
+    def test_the_first_poisson_arrival(self, gate: GateRun) -> None:
+        """Poisson arrivals: there is a random gap before the first request, too"""
+        seeds = [gate.rng.randrange(1 << 30) for _ in range(200)]
+        firsts = numpy.array([self.times(gate, 1.0, 1, "poisson", seed)[0] for seed in seeds])
+        distance = kolmogorov_smirnov(firsts)
+        if distance > 2.8 / math.sqrt(len(seeds)):
+            raise GateFailure(
+                Code.WRONG_VALUE, "the first of Poisson arrivals comes after a random gap, too: "
+                f"its times for {len(seeds)} seeds, at 1 per second",
+                "exponential, with a mean of 1 s", f"a mean of {firsts.mean():.3g} s, from "
+                f"{firsts.min():.3g} s to {firsts.max():.3g} s",
+                likely="The first request is sent at 0.",
+            )  # fmt: skip
+        self.times(gate, 5.0, 0, "poisson", 1)
+
     def test_a_seed_repeats(self, gate: GateRun) -> None:
         """the same seed gives the same times, another seed others"""
-        one, again, other = (
-            call(gate, "arrival_times", 5.0, 50, "poisson", seed)["value"] for seed in (7, 7, 8)
-        )
-        if one != again:
-            raise GateFailure(
-                Code.STALE_STATE, "arrival_times with one seed gives other times the second time",
-                short(one[:3]), short(again[:3]),
-            )  # fmt: skip
-        if one == other:
+        # Text is hashed otherwise in every process, and in none of them as in this second one.
+        elsewhere = gate.candidate_in(gate.device, PYTHONHASHSEED="1234")
+        found = []
+        for seed in (0, 7, 8):
+            args = (5.0, 50, "poisson", seed)
+            one, again = (self.times(gate, *args) for _ in range(2))
+            if one != again:
+                raise GateFailure(
+                    Code.STALE_STATE, f"arrival_times{args} gives other times the second time",
+                    short(one[:3]), short(again[:3]), likely="`seed or ...`, where a seed of 0 is "
+                    "none, or a generator that is kept from call to call.",
+                )  # fmt: skip
+            there = elsewhere.call("function", name="arrival_times", args=list(args))["value"]
+            if there != one:
+                raise GateFailure(
+                    Code.STALE_STATE, f"arrival_times{args} gives other times in another process",
+                    short(one[:3]), short(there, 60),
+                    likely="The seed is made with `hash`, which Python changes with every process.",
+                )  # fmt: skip
+            found.append(one)
+        if found[0] == found[1] or found[1] == found[2]:
             raise GateFailure(Code.WRONG_VALUE, "arrival_times does not look at its seed")
         if not gate.candidate.call("shared_randomness"):
             raise GateFailure(
@@ -212,13 +252,29 @@ def run(gate: GateRun, kind: str, script: list[Json], how: Any, what: str, **mor
         "load", kind=kind, script=script, how=how, **more
     )
     found = expect.result_of(scenario, what)
-    for index, one in enumerate(found["timelines"]):
-        if not isinstance(one, dict):
-            raise GateFailure(
-                Code.WRONG_TYPE, f"{what}: timelines[{index}] is no Timeline", "Timeline",
-                short(one, 80),
-            )  # fmt: skip
+    check_types(found["timelines"], what)
     return found
+
+
+def check_types(timelines: list[Any], what: str) -> None:
+    """Every timeline is a Timeline, and every chunk of it a Stamp."""
+    for index, one in enumerate(timelines):
+        if not isinstance(one, dict):
+            wrong(f"{what}: timelines[{index}] is no Timeline", "Timeline", one)
+        if not isinstance(one["chunks"], list):
+            wrong(f"{what}: timelines[{index}].chunks is no list", "a list", one["chunks"])
+        for number, chunk in enumerate(one["chunks"]):
+            if not (isinstance(chunk, list) and len(chunk) == 2):
+                wrong(f"{what}: timelines[{index}].chunks[{number}] is no Stamp", "Stamp", chunk)
+
+
+def wrong(what: str, wanted: str, got: Any) -> NoReturn:
+    """Fail with WRONG_TYPE."""
+    shown = f"{got.type}: {got.repr[:80]}" if isinstance(got, Foreign) else short(got, 80)
+    raise GateFailure(
+        Code.WRONG_TYPE, what, wanted, shown,
+        likely="A plain tuple, a dict or an array instead of the type that the signature names.",
+    )  # fmt: skip
 
 
 def check(found: Json, wanted: list[Json], what: str) -> None:
@@ -250,7 +306,7 @@ def check(found: Json, wanted: list[Json], what: str) -> None:
             raise GateFailure(
                 Code.WRONG_VALUE, f"{what}: the tokens of the chunks, and the server's count",
                 f"{tokens[1]}, {other['output_tokens']}", f"{tokens[0]}, {one['output_tokens']}",
-                where=where,
+                where=where, likely=LIKELY["count"],
             )  # fmt: skip
         same(one["ended"], other["ended"], f"{what}: `ended`", where=where, likely=LIKELY["stamps"])
 
@@ -281,6 +337,59 @@ def check_concurrency(found: Json, concurrency: int, total: int, what: str) -> N
             )  # fmt: skip
 
 
+def check_kept(found: Json, what: str) -> None:
+    """Each timeline is there by the time of its first chunk, in the order of sending."""
+    intended = [one["intended"] for one in found["timelines"]]
+    kept = found["kept"]
+    late = [i for i, count in enumerate(kept) if count is not None and count <= i]
+    if late:
+        raise GateFailure(
+            Code.WRONG_LOAD, f"{what}: a timeline is appended as its request is sent",
+            f"a list of at least {late[0] + 1}", f"of {kept[late[0]]}",
+            where=f"when the first chunk of request {late[0]} comes",
+            likely="It is appended once the answer has ended.",
+        )  # fmt: skip
+    if intended != sorted(intended):
+        raise GateFailure(
+            Code.WRONG_LOAD, f"{what}: timelines are in the order in which requests were sent",
+            short(sorted(intended), 80), short(intended, 80),
+        )  # fmt: skip
+
+
+def refused_at_once(gate: GateRun, count: int) -> list[Json]:
+    """Answers of which two are errors as `send` is called: one foreseen, one not."""
+    script = [answer(gate, 3) for _ in range(count)]
+    script[1] = {"chunks": [], "at_once": True, "error": "no connection"}
+    script[4] = {"chunks": [], "at_once": True, "bug": True}
+    return script
+
+
+def counted(gate: GateRun) -> list[Json]:
+    """Answers whose chunks carry the count so far; then an empty one, counted, and one without."""
+    delays = [gate.rng.randrange(20, 400) * TICK for _ in range(4)]
+    counts = ((0, 0), (2, 2), (1, 3), (0, 3))
+    running = [[delay, n, told] for delay, (n, told) in zip(delays, counts, strict=True)]
+    none = [[delay, n, None] for delay, (n, _) in zip(delays, counts, strict=True)]
+    return [{"chunks": c} for c in (running, [[delays[0], 0, None], [delays[1], 0, 0]], none)]
+
+
+def check_cut(
+    gate: GateRun, kind: str, script: list[Json], how: Any, wanted: list[Json], cut: float,
+    what: str,
+) -> None:  # fmt: skip
+    """A load that is cancelled at `cut` ends at once, and has kept what was seen until then."""
+    found = run(gate, kind, script, how, what, cancel_at=cut)
+    late = [i for time, event, i in found["events"] if event == "sent" and time > cut]
+    if late or found["tasks"] or not found["cancelled"]:
+        raise GateFailure(
+            Code.WRONG_LOAD, f"{what} goes on", "no task left, and the cancellation passed on",
+            f"{found['tasks']} tasks left, {len(late)} more requests sent, the cancellation "
+            + ("passed on" if found["cancelled"] else "swallowed"),
+            likely=LIKELY["cut_short"],
+        )  # fmt: skip
+    check(found, [oracle.seen_until(one, cut) for one in wanted if one["sent"] < cut], what)
+
+
 @pytest.mark.contract
 class TestClosedLoop:
     """N in flight, exactly."""
@@ -290,6 +399,13 @@ class TestClosedLoop:
         script = [answer(gate)]
         found = run(gate, "closed", script, 1, "one request")
         check(found, oracle.closed(script, 1), "one request")
+
+    def test_timelines_are_kept_as_requests_are_sent(self, gate: GateRun) -> None:
+        """timelines are appended as requests are sent, in that order, and not as they end"""
+        script = [answer(gate, 3) for _ in range(6)]
+        script[0]["rest"] = 60.0  # the first to be sent is the last to end
+        found = run(gate, "closed", script, 2, "6 requests, the first of them slow")
+        check_kept(found, "6 requests, the first of them slow")
 
     def test_a_second_load_is_like_the_first(self, gate: GateRun) -> None:
         """two loads, one after the other, know nothing of each other"""
@@ -303,7 +419,7 @@ class TestClosedLoop:
 
     def test_n_in_flight(self, gate: GateRun) -> None:
         """N in flight, each replaced as soon as it ends"""
-        for concurrency, total in ((1, 5), (3, 14), (8, 30), (5, 3)):
+        for concurrency, total in ((1, 5), (3, 14), (8, 30), (5, 3), (200, 450)):
             script = [answer(gate, gate.rng.randrange(1, 9)) for _ in range(total)]
             what = f"{total} requests, {concurrency} at a time"
             found = run(gate, "closed", script, concurrency, what)
@@ -340,21 +456,24 @@ class TestClosedLoop:
         check(found, oracle.closed(script, 2), what)
         check_concurrency(found, 2, 9, what)
 
+    def test_send_itself_may_raise(self, gate: GateRun) -> None:
+        """a request whose `send` raises before there is an answer has failed like any other"""
+        script = refused_at_once(gate, 7)
+        what = "a load in which calling `send` raises"
+        check(run(gate, "closed", script, 2, what), oracle.closed(script, 2), what)
+
+    def test_counts_of_the_server(self, gate: GateRun) -> None:
+        """`output_tokens` is the last count that a chunk has brought, be it 0"""
+        script = counted(gate)
+        what = "a server that counts with every chunk"
+        check(run(gate, "closed", script, 2, what), oracle.closed(script, 2), what)
+
     def test_a_load_that_is_cut_short(self, gate: GateRun) -> None:
         """cancelled: nothing more is sent, and the timelines hold what was seen"""
         script = [answer(gate, 6) for _ in range(12)]
         wanted = oracle.closed(script, 3)
         cut = wanted[5]["chunks"][3][0] + TICK / 2
-        what = "a load that is cancelled"
-        found = run(gate, "closed", script, 3, what, cancel_at=cut)
-        late = [i for time, event, i in found["events"] if event == "sent" and time > cut]
-        if late or found["tasks"] or not found["cancelled"]:
-            raise GateFailure(
-                Code.WRONG_LOAD, f"{what} goes on", "no task left, and the cancellation passed on",
-                f"{found['tasks']} tasks left, {len(late)} more requests sent",
-                likely="`except BaseException`, or tasks that nobody cancels",
-            )  # fmt: skip
-        check(found, [oracle.seen_until(one, cut) for one in wanted if one["sent"] < cut], what)
+        check_cut(gate, "closed", script, 3, wanted, cut, "a closed loop that is cancelled")
 
     @pytest.mark.parametrize(("concurrency", "kind"), [(0, "ValueError"), (1.5, "TypeError")])
     def test_bad_concurrency_is_refused(self, gate: GateRun, concurrency: Any, kind: str) -> None:
@@ -385,6 +504,21 @@ class TestOpenLoop:
         found = run(gate, "open", script, arrivals, what)
         check(found, oracle.on_time(script, arrivals), what)
 
+    def test_timelines_are_kept_as_requests_are_sent(self, gate: GateRun) -> None:
+        """timelines are appended as requests are sent, in that order, and not as they end"""
+        arrivals = self.times(gate, 6)
+        script = [answer(gate, 3) for _ in arrivals]
+        script[0]["rest"] = 60.0
+        found = run(gate, "open", script, arrivals, "6 requests, the first of them slow")
+        check_kept(found, "6 requests, the first of them slow")
+
+    def test_nothing_limits_the_requests_in_flight(self, gate: GateRun) -> None:
+        """a thousand requests in flight: a server that hangs keeps no other request from going"""
+        arrivals = [i * 2 * TICK for i in range(1000)]
+        script = [{"chunks": [[8.0, 1, None], [TICK, 1, 2]]} for _ in arrivals]
+        what = "1,000 requests within 2 s, each answered after 8 s"
+        check(run(gate, "open", script, arrivals, what), oracle.on_time(script, arrivals), what)
+
     def test_a_server_that_stalls(self, gate: GateRun) -> None:
         """a server that stalls: requests keep coming, and their waiting is measured"""
         arrivals = [i * 32 * TICK for i in range(40)]
@@ -410,6 +544,23 @@ class TestOpenLoop:
             same(one["intended"], due, f"{what}: `intended`", Code.WRONG_LOAD, where)
             same(one["sent"], sent, f"{what}: `sent`", Code.WRONG_LOAD, where)
 
+    def test_sent_is_when_send_is_called(self, gate: GateRun) -> None:
+        """`sent` is read as the request goes out, not when somebody planned to send it"""
+        # Each chunk comes just as the next request is due, and keeps the client busy.
+        arrivals = [i * 1.0 for i in range(5)]
+        script = [{"chunks": [[1.0, 1, 1]], "busy_chunk": 300 * TICK} for _ in arrivals]
+        what = "requests that are due as a chunk comes which takes 0.3 s to work off"
+        found = run(gate, "open", script, arrivals, what)
+        sent = {index: time for time, event, index in found["events"] if event == "sent"}
+        if len(found["timelines"]) != len(arrivals):
+            count = str(len(found["timelines"]))
+            raise GateFailure(Code.WRONG_LOAD, what, f"{len(arrivals)} timelines", count)
+        for index, one in enumerate(found["timelines"]):
+            same(
+                one["sent"], sent[index], f"{what}: `sent`", Code.WRONG_LOAD,
+                f"request {index} of {len(arrivals)}", LIKELY["sent"],
+            )  # fmt: skip
+
     def test_simultaneous_and_missing_partners(self, gate: GateRun) -> None:
         """several at one time; more requests than times; no requests at all"""
         script, times = [answer(gate, 2) for _ in range(4)], [0.0, 0.0, 0.5]
@@ -429,6 +580,25 @@ class TestOpenLoop:
         what = "an open loop in which two requests fail"
         found = run(gate, "open", script, arrivals, what)
         check(found, oracle.on_time(script, arrivals), what)
+
+    def test_send_itself_may_raise(self, gate: GateRun) -> None:
+        """a request whose `send` raises before there is an answer has failed like any other"""
+        arrivals = self.times(gate, 7)
+        script = refused_at_once(gate, 7)
+        what = "an open loop in which calling `send` raises"
+        check(run(gate, "open", script, arrivals, what), oracle.on_time(script, arrivals), what)
+
+    def test_a_load_that_is_cut_short(self, gate: GateRun) -> None:
+        """cancelled: nothing more is sent, and the timelines hold what was seen"""
+        arrivals = self.times(gate, 12)
+        script = [answer(gate, 6) for _ in arrivals]
+        wanted = oracle.on_time(script, arrivals)
+        cut = arrivals[7] + TICK / 2
+        what = "an open loop that is cancelled while requests are due"
+        check_cut(gate, "open", script, arrivals, wanted, cut, what)
+        cut = arrivals[-1] + TICK / 2
+        what = "an open loop that is cancelled while the last answers come"
+        check_cut(gate, "open", script, arrivals, wanted, cut, what)
 
     @pytest.mark.parametrize("arrivals", [[-1.0, 2.0], [2.0, 1.0], [0.0, math.nan], [math.inf]])
     def test_bad_arrivals_are_refused(self, gate: GateRun, arrivals: list[float]) -> None:
@@ -584,7 +754,7 @@ class TestSteadyWindow:
         """The window as (start, end), or None."""
         value = aggregate(gate, "steady_window", timelines, *args, what=what)
         if value is not None and not (isinstance(value, dict) and {"start", "end"} <= set(value)):
-            raise GateFailure(Code.WRONG_TYPE, what, "a Window, or None", short(value, 80))
+            wrong(what, "a Window, or None", value)
         return None if value is None else [value["start"], value["end"]]
 
     def test_both_ends_are_cut(self, gate: GateRun) -> None:
@@ -680,7 +850,24 @@ class TestManyRequests:
         same(aggregate(gate, "throughput", pair, inside, what=what), 4 / 3, what)
         # Gaps that close inside: 1, 1 and 1 s. First tokens inside: the one at 3.5 s. By counting:
         # the first request from 2.5 to 5 s, the second from 3.5 to 5.5 s.
-        check_occupancy(gate, pair, 2.5, 5.5, [(4 / 3 - 1 / 3) * 1.0, 4.5 / 3])
+        wanted = [(4 / 3 - 1 / 3) * 1.0, 4.5 / 3]
+        check_occupancy(gate, pair, 2.5, 5.5, wanted, "two requests, worked out by hand")
+
+    def test_edges_of_a_window(self, gate: GateRun) -> None:
+        """a request that ends just as the window opens is under way, one due as it closes is not"""
+        many = [
+            timeline([(1.0, 1), (2.0, 1), (3.0, 1)], 3, 3.0, intended=0.5),
+            timeline([(3.5, 1), (4.5, 1)], 2, 4.75, intended=2.5),
+            timeline([(6.0, None)], None, 6.5, intended=5.0),  # nobody knows how many tokens
+        ]
+        what = "three requests at the edges of a window"
+        given = shown(many, 3.0, 5.0)
+        got = aggregate(gate, "throughput", many, window(3.0, 5.0), what=what)
+        # The tokens at 3.0, 3.5 and 4.5 s; gaps of 1 and 1 s; one first token.
+        same(got, 3 / 2, f"{what}: throughput", where=given, likely=LIKELY["edge"])
+        got = both(aggregate(gate, "occupancy", many, window(3.0, 5.0), what=what), what)
+        same(got, [1.0, 0.5], f"{what}: occupancy (product, counted)", where=given,
+             likely=LIKELY["edge"])  # fmt: skip
 
     def test_windows_cut_through_requests(self, gate: GateRun) -> None:
         """random requests, and windows that cut through them"""
@@ -734,40 +921,65 @@ class TestManyRequests:
         check_window(gate, [], 0.0, 1.0, "no requests at all")
 
     def test_occupancy_of_a_load_with_a_closed_form(self, gate: GateRun) -> None:
-        """a closed loop against constant delays: N (n - 1) g / (w + (n - 1) g) between first and
-        last token"""
+        """a closed loop against constant delays: throughput and occupancy of a closed form
+
+        Of N users, N (n - 1) g / (w + (n - 1) g) are between their first and their last token.
+        """
         users, tokens, wait, gap = 4, 17, 512 * TICK, 24 * TICK
         one = {"chunks": [[wait, 1, None], *[[gap, 1, None]] * (tokens - 2), [gap, 1, tokens]]}
         script = [one for _ in range(10 * users)]
         for index in range(users):  # users who begin together would stay together
             script[index] = {"chunks": [[wait * (index + 1) / users, 1, 1]]}
         what = f"{users} users, {tokens} tokens each"
-        many = run(gate, "closed", script, users, what)["timelines"]
+        found = run(gate, "closed", script, users, what)
+        check(found, oracle.closed(script, users), what)
+        many = found["timelines"]
         # From a request of the first user to a later one of the same: whole rounds of everybody.
-        start, end = many[2 * users]["intended"], many[9 * users]["intended"]
-        got = aggregate(gate, "summarize", many, window(start, end), what=what)
+        # Half a tick later, so that nothing happens on an edge.
+        start, end = (many[i * users]["intended"] + TICK / 2 for i in (2, 9))
         decoding = (tokens - 1) * gap
         wanted = users * decoding / (wait + decoding)
-        same(both(got["occupancy"], what), [wanted, wanted], f"{what}: occupancy")
-        same(got["throughput"], users * tokens / (wait + decoding), f"{what}: throughput")
+        check_occupancy(gate, many, start, end, [wanted, wanted], what)
+        got = aggregate(gate, "throughput", many, window(start, end), what=what)
+        rate = users * tokens / (wait + decoding)
+        where = shown(many, start, end)
+        same(got, rate, f"{what}: throughput", where=where, likely=LIKELY["throughput"])
+
+
+def shown(many: list[Json], start: float, end: float) -> str:
+    """A window, and the first timelines that touch it, in a line or three."""
+    touching = oracle.alive(many, start, end)
+    parts = [f"the window from {start:.6g} s to {end:.6g} s: {len(touching)} finished requests"]
+    for one in touching[:3]:
+        chunks = ", ".join(
+            f"{time:.5g}" + ("" if n == 1 else " (?)" if n is None else f" ({n})")
+            for time, n in one["chunks"][:6]
+        )
+        more = ", ..." if len(one["chunks"]) > 6 else ""
+        parts.append(f"due {one['intended']:.5g}, chunks {chunks}{more}, over {one['ended']:.5g}")
+    return "; ".join(parts) + ("; ..." if len(touching) > 3 else "")
 
 
 def check_window(gate: GateRun, many: list[Json], start: float, end: float, what: str) -> None:
     """Throughput, occupancy and summary of one window."""
     got = aggregate(gate, "throughput", many, window(start, end), what=what)
     wanted = oracle.tokens_per_second(many, start, end)
-    same(got, wanted, f"{what}: throughput", likely=LIKELY["throughput"])
-    check_occupancy(gate, many, start, end, oracle.little(many, start, end))
+    where = shown(many, start, end)
+    same(got, wanted, f"{what}: throughput", where=where, likely=LIKELY["throughput"])
+    check_occupancy(gate, many, start, end, oracle.little(many, start, end), what)
     check_summary(gate, many, start, end, what)
 
 
 def check_occupancy(
-    gate: GateRun, many: list[Json], start: float, end: float, wanted: list[float] | None
-) -> None:
+    gate: GateRun, many: list[Json], start: float, end: float, wanted: list[float] | None,
+    what: str,
+) -> None:  # fmt: skip
     """Both sides of Little's law, or None."""
-    what = f"occupancy from {start} s to {end} s"
     got = both(aggregate(gate, "occupancy", many, window(start, end), what=what), what)
-    same(got, wanted, f"{what} (product, counted)", likely=LIKELY["occupancy"])
+    same(
+        got, wanted, f"{what}: occupancy (product, counted)", where=shown(many, start, end),
+        likely=LIKELY["occupancy"],
+    )  # fmt: skip
 
 
 def both(value: Any, what: str) -> Any:
@@ -775,7 +987,7 @@ def both(value: Any, what: str) -> Any:
     if value is None:
         return None
     if not isinstance(value, dict) or set(value) != {"product", "counted"}:
-        raise GateFailure(Code.WRONG_TYPE, what, "an Occupancy, or None", short(value, 80))
+        wrong(f"{what}: occupancy", "an Occupancy, or None", value)
     return [value["product"], value["counted"]]
 
 
@@ -783,24 +995,35 @@ def check_summary(gate: GateRun, many: list[Json], start: float, end: float, wha
     """Every field of a Summary."""
     got = aggregate(gate, "summarize", many, window(start, end), what=what)
     wanted = oracle.summary(many, start, end)
+    where = shown(many, start, end)
     if not isinstance(got, dict) or not set(wanted) < set(got):
-        raise GateFailure(Code.WRONG_TYPE, f"{what}: summarize", "a Summary", short(got, 80))
-    same([got["window"]["start"], got["window"]["end"]], [start, end], f"{what}: window")
+        wrong(f"{what}: summarize", "a Summary", got)
+    edges = got.get("window")
+    if not isinstance(edges, dict) or not {"start", "end"} <= set(edges):
+        wrong(f"{what}: summarize(...).window", "the Window that was given", edges)
+    same([edges["start"], edges["end"]], [start, end], f"{what}: window")
     if got["errors"] != wanted["errors"]:
         raise GateFailure(
-            Code.WRONG_VALUE, f"{what}: errors", str(wanted["errors"]), short(got["errors"], 80)
-        )
+            Code.WRONG_VALUE, f"{what}: errors", str(wanted["errors"]), short(got["errors"], 80),
+            where=where, likely=LIKELY["summarize"],
+        )  # fmt: skip
     for name in ("requests", "request_rate", "throughput"):
-        same(got[name], wanted[name], f"{what}: {name}")
+        same(got[name], wanted[name], f"{what}: {name}", where=where, likely=LIKELY["summarize"])
     for name in ("ttft", "itl", "tpot", "e2e", "lag"):
         if got[name] is None or wanted[name] is None:
-            same(got[name], wanted[name], f"{what}: {name}")
+            same(got[name], wanted[name], f"{what}: {name}", where=where)
             continue
         if not isinstance(got[name], dict) or set(got[name]) != set(wanted[name]):
-            raise GateFailure(Code.WRONG_TYPE, f"{what}: {name}", "a Stat", short(got[name], 80))
+            wrong(f"{what}: {name}", "a Stat", got[name])
         for field, value in wanted[name].items():
-            same(got[name][field], value, f"{what}: {name}.{field}", likely=LIKELY["summarize"])
-    same(both(got["occupancy"], what), wanted["occupancy"], f"{what}: occupancy")
+            same(
+                got[name][field], value, f"{what}: {name}.{field}", where=where,
+                likely=LIKELY["summarize"],
+            )  # fmt: skip
+    same(
+        both(got["occupancy"], what), wanted["occupancy"], f"{what}: occupancy", where=where,
+        likely=LIKELY["occupancy"],
+    )  # fmt: skip
 
 
 # -- the number: real time, real HTTP ------------------------------------------------------------
@@ -852,6 +1075,7 @@ class Runs:
             ),
             what,
         )
+        check_types(timelines, what)
         records = [Recorded(received, sent, late)
                    for received, sent, _, late in server.step().value]  # fmt: skip
         server.stop()
@@ -889,19 +1113,21 @@ class Runs:
                 raise GateFailure(
                     Code.MISMEASURED, "the server had nothing to do in the middle of the load",
                     "requests that keep coming", f"{block[1] - block[0]:.2f} s without any",
+                    likely="Requests are held back, or sent all at once.",
                 )  # fmt: skip
             for name, ratio in self.ratios.items():
                 level = name.removeprefix(f"{figure}_")
                 if not isinstance(got, dict) or not isinstance(got.get(figure), dict):
                     raise GateFailure(
                         Code.MISMEASURED, f"{figure} of {len(values)} values is absent", "a Stat",
-                        short(got, 80),
+                        short(got, 80), likely=LIKELY["absent"],
                     )  # fmt: skip
                 measured = expect.is_number(got[figure].get(level), f"{figure}.{level}")
                 if not measured > 0:
                     raise GateFailure(
-                        Code.MISMEASURED, f"{figure}.{level} must be above 0", "> 0", str(measured)
-                    )
+                        Code.MISMEASURED, f"{figure}.{level} must be above 0", "> 0", str(measured),
+                        likely="A clock that does not go on, or chunks that are stamped together.",
+                    )  # fmt: skip
                 ratio.add(float(numpy.percentile(values, float(level[1:]))), measured)
 
     @property
@@ -983,9 +1209,12 @@ def test_itl_and_occupancy(gate: GateRun) -> None:
             lambda i, a, b, r=records: [gap for one in r for gap in one.gaps(a, b)],
         )  # fmt: skip
         [got] = gate.candidate.call("summaries", timelines=timelines, windows=[[start, end]])
-        product = both(got["occupancy"], "occupancy")
+        product = both(got.get("occupancy") if isinstance(got, dict) else got, "a load over HTTP")
         if product is None:
-            raise GateFailure(Code.MISMEASURED, "occupancy is absent", "an Occupancy", "None")
+            raise GateFailure(
+                Code.MISMEASURED, "occupancy is absent", "an Occupancy", "None",
+                likely=LIKELY["absent"],
+            )  # fmt: skip
         products.append(expect.is_number(product[0], "occupancy.product"))
         counts.append(recorded_occupancy(records, start, end))
     runs.record("itl")

@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from course.check.channel import Foreign, short
 from course.load import virtual_time
 from course.load.client import Client
 from course.types import Chunk, RequestFailed, Stamp, Timeline
@@ -62,15 +63,19 @@ class Backend:
     """Answers by a script, and notes when a request is taken, sent and over.
 
     A script says for each request: `chunks`, each [seconds before it, tokens, output_tokens];
-    `rest`, the seconds from the last one to the end; `error`, if it fails then; and `busy`, the
-    seconds for which its sending keeps the client from doing anything else. With `slots`, only so
-    many are answered at a time, and the others wait in line.
+    `rest`, the seconds from the last one to the end; `error`, if it fails then; `bug`, if it fails
+    with an error that no client foresees; `at_once`, if it fails as it is called, before there is
+    an answer; `busy`, the seconds for which its sending keeps the client from doing anything else;
+    and `busy_chunk`, those for which its first chunk does. With `slots`, only so many are answered
+    at a time, and the others wait in line.
     """
 
-    def __init__(self, script: list[Json], slots: int | None) -> None:
+    def __init__(self, script: list[Json], slots: int | None, timelines: list[Any]) -> None:
         self.script = script
         self.slots = asyncio.Semaphore(slots or len(script) + 1)
+        self.timelines = timelines
         self.events: list[tuple[float, str, int]] = []
+        self.kept: dict[int, int] = {}  # timelines that there were at a request's first chunk
 
     def note(self, what: str, index: int) -> None:
         self.events.append((asyncio.get_running_loop().time(), what, index))
@@ -80,24 +85,42 @@ class Backend:
             self.note("taken", index)
             yield index
 
-    async def send(self, index: int) -> AsyncIterator[Chunk]:
+    def send(self, index: int) -> AsyncIterator[Chunk]:
+        if self.script[index].get("at_once"):
+            self.note("sent", index)
+            self.note("over", index)
+            self.fail(index)
+        return self.answer(index)
+
+    async def answer(self, index: int) -> AsyncIterator[Chunk]:
         answer = self.script[index]
         self.note("sent", index)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_time.VirtualTimeLoop)
-        loop.advance(answer.get("busy", 0.0))
+        self.compute(answer.get("busy", 0.0))
         try:
             async with self.slots:
-                for seconds, tokens, output_tokens in answer["chunks"]:
+                for number, (seconds, tokens, output_tokens) in enumerate(answer["chunks"]):
                     await asyncio.sleep(seconds)
+                    if number == 0:
+                        self.compute(answer.get("busy_chunk", 0.0))
+                        self.kept[index] = len(self.timelines)
                     yield Chunk(tokens, output_tokens)
                 await asyncio.sleep(answer.get("rest", 0.0))
-                if answer.get("bug"):
-                    raise KeyError("choices")
-                if answer.get("error"):
-                    raise RequestFailed(answer["error"])
+                self.fail(index)
         finally:
             self.note("over", index)
+
+    def compute(self, seconds: float) -> None:
+        """Let time pass in which the client does nothing else."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        loop.advance(seconds)
+
+    def fail(self, index: int) -> None:
+        """Raise what the script says, if anything."""
+        if self.script[index].get("bug"):
+            raise KeyError("choices")
+        if self.script[index].get("error"):
+            raise RequestFailed(self.script[index]["error"])
 
 
 def load(
@@ -106,30 +129,33 @@ def load(
 ) -> Json:  # fmt: skip
     """A whole load in virtual time; `how` is the concurrency or the arrival times.
 
-    cancel_at: when to cancel it; time then goes on for another 100 seconds.
+    cancel_at: when to cancel it; time then goes on for another 100 seconds. `tasks` counts those
+    that are left a millisecond after the load has ended.
     """
 
     async def main() -> Json:
         clock = asyncio.get_running_loop().time
-        backend = Backend(script, slots)
         timelines: list[Any] = []
+        backend = Backend(script, slots, timelines)
         drive = env.solution.closed_loop if kind == "closed" else env.solution.open_loop
         job = asyncio.ensure_future(drive(backend.send, backend.requests(), how, timelines))
         if cancel_at is not None:
             await asyncio.sleep(cancel_at)
             job.cancel()
             await asyncio.wait([job])
-            cancelled = job.cancelled()
+            await asyncio.sleep(0.001)
+            tasks = len(asyncio.all_tasks()) - 1
             await asyncio.sleep(100.0)
         else:
             await job
-            cancelled = False
+            tasks = len(asyncio.all_tasks()) - 1
         return {
             "timelines": [plain_timeline(timeline) for timeline in timelines],
             "events": [list(event) for event in backend.events],
             "ended": clock(),
-            "cancelled": cancelled,
-            "tasks": len(asyncio.all_tasks()) - 1,
+            "kept": [backend.kept.get(index) for index in range(len(script))],
+            "cancelled": job.cancelled(),
+            "tasks": tasks,
         }
 
     return unwrapped(lambda: virtual_time.run(main()))
@@ -182,10 +208,19 @@ def timeline_of(given: Json) -> Timeline:
 
 
 def plain_timeline(timeline: Any) -> Any:
-    """A timeline as plain values; anything else as it is, for the judge to name."""
+    """A timeline as a dict, its stamps as lists; anything else is foreign: the judge names it."""
     if not isinstance(timeline, Timeline):
-        return timeline
-    return {**vars(timeline), "chunks": [list(chunk) for chunk in timeline.chunks]}
+        return foreign(timeline)
+    fields = {field: getattr(timeline, field, None) for field in Timeline.__dataclass_fields__}
+    if not isinstance(timeline.chunks, list):
+        return fields | {"chunks": foreign(timeline.chunks)}
+    chunks = [list(c) if isinstance(c, Stamp) else foreign(c) for c in timeline.chunks]
+    return fields | {"chunks": chunks}
+
+
+def foreign(value: Any) -> Foreign:
+    """Something of another type than was asked for."""
+    return Foreign(type(value).__name__, short(value))
 
 
 def plain(value: Any) -> Any:

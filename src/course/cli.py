@@ -704,7 +704,9 @@ def load(
     api_key: Annotated[
         str, typer.Option(metavar="VARIABLE", help="Environment variable that holds the key.")
     ] = "",
-    timeout: Annotated[float, typer.Option(help="Longest silence, in seconds.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Longest silence, in seconds; an answer may take longer.")
+    ] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Of Poisson arrivals.")] = 0,
     parts: Annotated[str, typer.Option(help="Whose stage 06: reference or mine.")] = "reference",
     json_file: Annotated[
@@ -716,7 +718,7 @@ def load(
 ) -> None:
     """Put a load on an OpenAI-compatible server, and measure it with stage 06's harness.
 
-    Ctrl-C ends the load, and what was measured so far is reported.
+    Ctrl-C, or SIGTERM, ends the load, and what was measured so far is reported.
     Status: 0 measured, 1 no request finished.
     """
     from course.load.command import Wish, measure
@@ -726,6 +728,29 @@ def load(
         stream, chunk_usage, tokenizer, api_key, timeout, seed, parts, json_file, plot_file,
     )  # fmt: skip
     raise typer.Exit(measure(wish, _console(), _console(stderr=True)))
+
+
+@app.command("fake-server")
+def fake_server(
+    first: Annotated[float, typer.Option(min=0, help="Seconds until the first token.")] = 0.2,
+    gap: Annotated[float, typer.Option(min=0, help="Seconds between two chunks.")] = 0.02,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Of an answer, if no fewer are asked for.")
+    ] = 64,
+    per_chunk: Annotated[int, typer.Option(min=1, help="Tokens in a chunk.")] = 1,
+) -> None:
+    """A server that computes nothing and whose delays are known, to try `course load` on."""
+    import contextlib
+    import time
+
+    from course.load.fake_server import Answer, FakeServer
+
+    sizes = [min(per_chunk, tokens - done) for done in range(0, tokens, per_chunk)]
+    answer = Answer(first, (gap,) * (len(sizes) - 1), tuple(sizes))
+    with contextlib.suppress(KeyboardInterrupt), FakeServer(lambda _: answer) as server:
+        print(f"{server.url}  (Ctrl-C ends it)", flush=True)
+        while True:
+            time.sleep(3600)
 
 
 # -- changing the course -------------------------------------------------------------------------
@@ -774,26 +799,6 @@ def dev_readme(
     for line in stale:
         print(line)
     raise typer.Exit(1 if stale and check_only else 0)
-
-
-@dev_app.command("fake-server")
-def dev_fake_server(
-    first: Annotated[float, typer.Option(min=0, help="Seconds until the first token.")] = 0.2,
-    gap: Annotated[float, typer.Option(min=0, help="Seconds between two chunks.")] = 0.02,
-    tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 64,
-    per_chunk: Annotated[int, typer.Option(min=1, help="Tokens in a chunk.")] = 1,
-) -> None:
-    """A server that computes nothing and whose delays are known, to try `course load` on."""
-    import time
-
-    from course.load.fake_server import Answer, FakeServer
-
-    sizes = [min(per_chunk, tokens - done) for done in range(0, tokens, per_chunk)]
-    answer = Answer(first, (gap,) * (len(sizes) - 1), tuple(sizes))
-    with FakeServer(lambda _: answer) as server:
-        print(f"{server.url}  (Ctrl-C ends it)", flush=True)
-        while True:
-            time.sleep(3600)
 
 
 @dev_app.command("test")

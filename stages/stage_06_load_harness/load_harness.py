@@ -57,13 +57,13 @@ class Summary:
     window: Window
     requests: int  # that were due in the window
     errors: dict[str, int]  # how many of them failed, by the kind of failure
-    request_rate: float  # of them, finished ones per second
+    request_rate: float  # of those due in the window, the ones that finished, per second
     throughput: float | None  # output tokens per second
     ttft: Stat | None
     itl: Stat | None
     tpot: Stat | None
     e2e: Stat | None
-    lag: Stat | None  # how much later than intended the client sent, of all requests
+    lag: Stat | None  # how much later than intended the client sent, of all that were due
     occupancy: Occupancy | None
 
 
@@ -81,7 +81,8 @@ def arrival_times(rate: float, count: int, process: str = "poisson", seed: int =
         seed: the same seed gives the same times. Other users of `random` notice nothing.
 
     Raises:
-        ValueError: `rate` is not above 0, `count` is negative, or `process` is another word.
+        ValueError: `rate` is not above 0 and finite, `count` is negative, or `process` is another
+            word.
         TypeError: `rate` is no number, or `count` no int.
     """
     require_range("rate", rate)
@@ -100,17 +101,22 @@ async def closed_loop(
     """Keep `concurrency` requests in flight until all have been sent; return when all have ended.
 
     When one ends, well or not, the next is sent at once. A request is taken from `requests` only
-    when it is sent. Whatever `send` raises is that request's own `error`: the message of a
-    RequestFailed, the name of the type of any other exception.
+    when it is sent. Whatever `send` raises, when it is called or later, is that request's own
+    `error`: the message of a RequestFailed, the name of the type of any other exception.
+
+    A load that is cancelled sends nothing more, cancels what it has sent, and raises the
+    CancelledError.
 
     Args:
         send: `async for chunk in send(request)` sends a request and gives its answer's chunks.
-        timelines: each request's timeline is appended as it is sent, and filled as chunks come: the
-            caller can look at any time, and has what was seen if the load is cut short. A timeline
-            that is cancelled never ends: `ended` and `error` stay None.
+        timelines: each request's timeline is appended as it is sent, and filled as chunks come, a
+            `Stamp` for each; `output_tokens` is the last count that a chunk has brought. The caller
+            can look at any time, and has what was seen if the load is cut short. A timeline that is
+            cancelled never ends: `ended` and `error` stay None.
 
     Raises:
         ValueError: `concurrency` is below 1.
+        TypeError: `concurrency` is no int.
     """
     require_int("concurrency", concurrency)
     require_range("concurrency", concurrency, low=1)
@@ -126,7 +132,7 @@ async def open_loop(
     when it was intended. What has no partner among `requests` or `arrivals` is not sent.
 
     Args:
-        send, timelines: as for `closed_loop`, failures included.
+        send, timelines: as for `closed_loop`, failures and cancellation included.
         arrivals: from 0 upwards, in order.
 
     Raises:
@@ -144,8 +150,9 @@ def token_times(timeline: Timeline) -> list[float] | None:
     """When each token came, or None where that cannot be said.
 
     A chunk of n tokens brings n at once. Where as many chunks have text as the server counted
-    tokens, each has one. Otherwise every chunk's number must be known, and their sum must be the
-    server's count, if there is one.
+    tokens, each whose number is unknown has one. Then every number must be known, and their sum
+    must be the server's count, if there is one. No text and no count is None; no text and a count
+    of 0 is []. Whether the request finished does not matter.
     """
     raise NotImplementedError("your code goes here")
 
@@ -163,8 +170,8 @@ def itl(timeline: Timeline) -> list[float] | None:
     """Inter-token latencies: the gap before each token but the first, in seconds.
 
     After a gap g, a chunk of n tokens adds g and n - 1 zeros (the first chunk, only the zeros).
-    None if the request did not finish, its token times are unknown, or several tokens came in a
-    single chunk: then no gap was seen at all.
+    None if the request did not finish, its token times are unknown, or all of several tokens came
+    in a single chunk: then no gap was seen at all. Of a single token, or none, it is [].
     """
     raise NotImplementedError("your code goes here")
 
@@ -172,8 +179,8 @@ def itl(timeline: Timeline) -> list[float] | None:
 def tpot(timeline: Timeline) -> float | None:
     """Time per output token after the first: (last - first) / (n - 1), in seconds.
 
-    n is the server's count, or else the sum of the chunks' numbers. None if the request did not
-    finish, n is unknown or below 2, or fewer than two chunks have text.
+    n is the server's count, or else the sum of the chunks' numbers if all are known. None if the
+    request did not finish, n is unknown or below 2, or fewer than two chunks have text.
     """
     raise NotImplementedError("your code goes here")
 
@@ -226,8 +233,8 @@ def throughput(timelines: Sequence[Timeline], window: Window) -> float | None:
 
     Each token counts if it came in the window. Where token times are unknown, the server's count is
     spread evenly over the chunks that have text; without any, all tokens came at the end. None if
-    no request that was under way in the window (due before its end, over after its start) finished,
-    or one of them has no count at all.
+    no request that was under way in the window (due before its end, not over before its start)
+    finished, or one of those that did has neither token times nor a server's count.
     """
     raise NotImplementedError("your code goes here")
 
@@ -240,7 +247,7 @@ def occupancy(timelines: Sequence[Timeline], window: Window) -> Occupancy | None
     requests whose first token has come and whose last has not.
 
     None if there is no throughput, no gap closed in the window, or the inter-token latencies of a
-    request that was under way are unknown.
+    finished request that was under way in it are unknown.
     """
     raise NotImplementedError("your code goes here")
 
@@ -250,7 +257,8 @@ def summarize(timelines: Sequence[Timeline], window: Window) -> Summary:
 
     A request belongs to the window in which it was due; a gap to that in which its token came.
     Percentiles are those of all values together, never of percentiles. Only requests that finished
-    have latencies, and a `Stat` is None if there is no value at all. Missing in `itl` are finished
-    requests that were under way in the window, in the others those that were due in it.
+    have latencies (`lag` is none: it is of all that were due), and a `Stat` is None if there is no
+    value at all. Missing in `itl` are finished requests that were under way in the window, as
+    `throughput` says; in the others, finished requests that were due in it.
     """
     raise NotImplementedError("your code goes here")

@@ -179,10 +179,17 @@ def test_a_password_in_an_address_is_not_shown() -> None:
     assert client.name == "http://h:8000/v1"
 
 
-@pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http:///v1", "http://h:port"])
+NO_ADDRESSES = [
+    "", "ftp://h", "http://", "http:///v1", "http://h:port", "http://h:99999", "http://h:-1",
+    "http://h:0", "http://[::1", "http://exa mple", "http://h/v1\n", "h:123456789012",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ValueError, match="url must be that of an HTTP server"):
+    with pytest.raises(ValueError, match="url must be that of an HTTP server") as refused:
         Client(url)
+    assert repr(url)[1:] in str(refused.value)
     with pytest.raises(ValueError, match="api must be one of chat, completions"):
         Client("http://h", api="embeddings")
 
@@ -347,6 +354,50 @@ def test_counts_in_every_chunk() -> None:
     # A token without text, as half a character is, comes to sight with the next one.
     assert [c.tokens for c in found] == [0, 1, 0, 3, 0]
     assert [c.output_tokens for c in found] == [0, 1, 2, 4, 4]
+
+
+IMPOSSIBLE = {
+    "negative": [-1],
+    "more than a million": [10**18],
+    "falling": [3, 2],
+    "falling after a count without text": [3, None, 1],
+}
+
+
+@pytest.mark.parametrize("counts", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_counts_that_cannot_be(counts: list[int | None]) -> None:
+    told = [{} if n is None else {"usage": {"completion_tokens": n}} for n in counts]
+    body = b"".join(delta("a", **more) for more in told) + delta("", "stop") + b"data: [DONE]\n\n"
+    with raw_server(sends(body)) as url:
+        [timeline] = asked(url)
+    assert timeline.error == "impossible token count"
+    assert len(timeline.chunks) == len(counts) - 1
+
+
+def test_a_count_that_cannot_be_of_an_answer_in_one_piece() -> None:
+    document = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 10**18}}
+    with raw_server(sends(json.dumps(document).encode())) as url:
+        [timeline] = asked(url, stream=False)
+    assert timeline.error == "impossible token count"
+
+
+def test_a_line_that_does_not_end() -> None:
+    with raw_server(sends(b"data: " + b"x" * (50 << 20))) as url:
+        start = time.monotonic()
+        [timeline] = asked(url)
+    assert timeline.error == "an event without an end"
+    assert time.monotonic() - start < 20.0
+
+
+def test_the_fake_server_sends_no_more_than_is_asked_for() -> None:
+    answer = Answer(0.02, (0.01, 0.01), (2, 1, 4))
+    for most, wanted in ((5, [2, 1, 2]), (3, [2, 1]), (1, [1]), (9, [2, 1, 4])):
+        timeline, record = one(answer, max_tokens=most, chunk_usage=True)
+        assert [c.tokens for c in timeline.chunks if c.tokens] == wanted
+        assert timeline.output_tokens == sum(wanted)
+        assert [tokens for _, tokens in record.sent] == wanted
+    timeline, _ = one(answer, max_tokens=3, stream=False)
+    assert timeline.output_tokens == 3
 
 
 def test_reasoning_and_tool_calls_are_text() -> None:

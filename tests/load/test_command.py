@@ -124,6 +124,8 @@ def test_when_everything_fails(course: Terminal) -> None:
 
 def test_what_is_refused(course: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://127.0.0.1:9"
+    no_text = tmp_path / "prompts.bin"
+    no_text.write_bytes(b"\xff\xfe\x00\xd8")
     for arguments, words in (
         (["--rate", "5", "--concurrency", "2"], "name one"),
         (["--rate", "0"], "--rate must be above 0"),
@@ -137,11 +139,44 @@ def test_what_is_refused(course: Terminal, tmp_path: Path, monkeypatch: pytest.M
         (["--api-key", "NO_SUCH_KEY"], "NO_SUCH_KEY, which is not set"),
         (["--json", str(tmp_path / "no" / "x.json")], "--json: there is no folder"),
         (["--tokenizer", str(tmp_path)], ""),
+        (["--json", str(tmp_path)], "--json must be a file"),
+        (["--plot", str(tmp_path)], "--plot must be a file"),
+        (["--plot", str(tmp_path / "x.nonsense")], "--plot must end in .png, .svg or .pdf"),
+        (["--plot", str(tmp_path / "x")], "--plot must end in .png, .svg or .pdf"),
+        (["--prompts", str(no_text)], "--prompts: "),
+        (["--prompts", str(no_text)], "is no text in UTF-8"),
+        (["--requests", "1000000000000"], "--requests must be at most 1,000,000, got"),
+        (["--rate", "1e9"], "--requests must be at most 1,000,000, got"),
+        (["--concurrency", "10000000"], "--concurrency must be at most 1,000,000, got"),
         ([], "does not answer"),
     ):
         said = course.refused("load", url, *arguments)
         assert words in said, said
-    assert "url must be that of an HTTP server" in course.refused("load", "ftp://x")
+    for address in ("ftp://x", "http://127.0.0.1:99999", "http://[::1", "http://exa mple"):
+        said = course.refused("load", address)
+        assert said == f"course: url must be that of an HTTP server, got {address!r}"
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_load(
+    course: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with FakeServer(lambda _: STEADY) as server:
+        for option, name in (("--json", "x.json"), ("--plot", "x.png")):
+            said = course.refused("load", server.url, *QUICK, option, str(tmp_path / name))
+            assert said == f"course: {option}: {tmp_path / name} cannot be written"
+    assert server.records == []
+
+
+def test_prompts_are_taken_over_and_over(course: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\ntwo\nthree\n")
+    with FakeServer(lambda _: Answer(0.0)) as server:
+        ended = course("load", server.url, "--concurrency", "1", "--requests", "7",
+                       "--prompts", str(path))  # fmt: skip
+    sent = [body["messages"][0]["content"] for body in server.bodies]
+    assert sent == ["one", "two", "three", "one", "two", "three", "one"]
+    assert "3 different prompts for 7 requests" in ended.words
 
 
 def test_the_key_is_sent_and_never_written(
@@ -166,7 +201,10 @@ def test_a_stub_is_said_to_be_one(
     assert "stage 06 is not written yet" in said
 
 
-def test_ctrl_c_reports_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_load_that_is_ended_reports_what_was_measured(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     path = tmp_path / "load.json"
     with FakeServer(lambda _: Answer(0.1, (0.01,) * 10)) as server:
         command = [*COURSE, "load", server.url, "--concurrency", "2", "--requests", "1000"]
@@ -177,7 +215,7 @@ def test_ctrl_c_reports_what_was_measured(tmp_path: Path) -> None:
         deadline = time.monotonic() + 30
         while len(server.records) < 12 and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert err == ""
@@ -195,11 +233,11 @@ def test_ctrl_c_reports_what_was_measured(tmp_path: Path) -> None:
 def test_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\n  two \n")
-    assert prompts_of(str(path), 5) == ["one", "two", "one", "two", "one"]
-    assert len(set(prompts_of("chat", 4))) == 4
+    assert prompts_of(str(path)) == ["one", "two"]
+    assert len(set(prompts_of("chat"))) > 4
     path.write_text("\n\n")
     with pytest.raises(ValueError, match="holds no prompt"):
-        prompts_of(str(path), 5)
+        prompts_of(str(path))
 
 
 def planned(**options: Any) -> Load:
@@ -254,6 +292,41 @@ def test_why_a_figure_is_absent() -> None:
     for reason, fields in cases.items():
         found = reasons(measured(steady(9, **fields)))
         assert reason in (found.get("itl"), found.get("ttft")), found
+
+
+def test_a_window_in_which_no_gap_closed() -> None:
+    load = measured(steady(9))
+    for index, timeline in enumerate(load.timelines):
+        timeline.intended = timeline.sent = index * 1e-9  # all at once: the window is 7 ns long
+    why = "no gap between two tokens ended in the window"
+    assert reasons(load) == {"itl": why, "occupancy": why}
+
+
+def test_a_window_whose_requests_all_failed() -> None:
+    load = measured(steady(9, error="HTTP 500"))
+    load.timelines[0].error = None  # of the warm-up
+    found = reasons(load)
+    assert {found[name] for name in ("ttft", "tpot", "e2e")} == {
+        "no request that was due in the window finished"
+    }
+    assert found["throughput"] == "no request that was under way in the window finished"
+
+
+def test_the_fake_server_as_a_command() -> None:
+    command = [*COURSE, "fake-server", "--first", "0.01", "--gap", "0", "--tokens", "3"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[0]
+    done = subprocess.run(
+        [*COURSE, "load", url, "--concurrency", "1", "--requests", "5"], capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (done.returncode, process.returncode, err) == (0, 0, ""), done
+    assert "errors none" in " ".join(done.stdout.split())
 
 
 def test_what_a_reader_should_know() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course.load.sse import EventStream
+from course.load.sse import MOST, EventStream, EventTooLong
 
 
 def events(*pieces: bytes) -> list[str]:
@@ -40,6 +41,22 @@ def test_line_breaks_of_unicode_break_no_event() -> None:
 def test_bytes_that_are_no_text() -> None:
     with pytest.raises(UnicodeDecodeError):
         events(b"data: \xff\n\n")
+
+
+@pytest.mark.parametrize("piece", [b"x" * 1024, b"data: 5678\n", b"data:\n" * 100])
+def test_an_event_without_an_end_is_refused_in_linear_time(piece: bytes) -> None:
+    stream = EventStream()
+    start = time.monotonic()
+    with pytest.raises(EventTooLong, match="more than"):
+        assert not [event for _ in range(2 * MOST // len(piece)) for event in stream.feed(piece)]
+    assert time.monotonic() - start < 20.0
+
+
+def test_a_long_event_and_many_events_are_taken() -> None:
+    line = b"data: " + b"x" * (MOST // 2) + b"\r\n\r\n"
+    pieces = [line[i : i + 4096] for i in range(0, len(line), 4096)]
+    assert [len(event) for event in events(*pieces * 3)] == [MOST // 2] * 3
+    assert events(*[b": ping\r\n" * 1024] * (MOST // 4096), b"data: a\n\n") == ["a"]
 
 
 @given(

@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from course.load.sse import EventStream
+from course.load.sse import EventStream, EventTooLong
 from course.types import Chunk, RequestFailed
 
 APIS = {"chat": "/chat/completions", "completions": "/completions"}
 LOCAL = ("localhost", "127.0.0.1", "::1")
+MOST_TOKENS = 1_000_000  # of an answer; who counts more has miscounted
 
 
 class Client:
@@ -148,7 +149,9 @@ class Client:
                     if document.get("error"):
                         raise self._failed("error in the stream", event)
                     finished |= _finish_reason(document) is not None
-                    yield counter.chunk(document)
+                    yield counter.chunk(document, self._count(document, counter.told))
+            except EventTooLong as error:
+                raise self._failed("an event without an end", str(error)) from None
             except (ValueError, LookupError, TypeError, AttributeError):
                 raise self._failed("not an OpenAI stream", piece) from None
         if not finished:
@@ -163,7 +166,15 @@ class Client:
             _choice(document)["finish_reason"]
         except (ValueError, LookupError, TypeError, AttributeError):
             raise self._failed("not an OpenAI answer", body) from None
-        return Chunk(0, _usage(document))
+        return Chunk(0, self._count(document, 0))
+
+    def _count(self, document: Mapping[str, Any], least: int) -> int | None:
+        """The server's count, if it gives one that can be: no fewer tokens than it told before."""
+        usage = _usage(document)
+        if usage is not None and not least <= usage <= MOST_TOKENS:
+            said = f"{usage} tokens, after {least}" if least else f"{usage} tokens"
+            raise self._failed("impossible token count", said)
+        return usage
 
     def _failed(self, kind: str, detail: str | bytes) -> RequestFailed:
         text = detail.decode(errors="replace") if isinstance(detail, bytes) else detail
@@ -189,16 +200,19 @@ class _Counter:
     def __init__(self, count_tokens: Callable[[str], int] | None) -> None:
         self.count_tokens = count_tokens
         self.every_chunk = True
-        self.so_far = 0
+        self.shown = 0  # tokens of the chunks so far
+        self.told = 0  # the server's last count
 
-    def chunk(self, document: Mapping[str, Any]) -> Chunk:
-        text, usage = _text(document), _usage(document)
+    def chunk(self, document: Mapping[str, Any], usage: int | None) -> Chunk:
+        """The chunk of a document whose count is `usage`."""
+        text = _text(document)
+        self.told = self.told if usage is None else usage
         if not text:
             return Chunk(0, usage)
         self.every_chunk &= usage is not None
         if self.every_chunk and usage is not None:
-            tokens: int | None = usage - self.so_far
-            self.so_far = usage
+            tokens: int | None = usage - self.shown
+            self.shown = usage
         else:
             tokens = self.count_tokens(text) if self.count_tokens else None
         return Chunk(tokens, usage)
@@ -235,7 +249,7 @@ def _finish_reason(document: Mapping[str, Any]) -> Any:
 def _usage(document: Mapping[str, Any]) -> int | None:
     usage = document.get("usage")
     count = usage.get("completion_tokens") if usage else None
-    return count if isinstance(count, int) else None
+    return count if type(count) is int else None
 
 
 # -- addresses and errors ------------------------------------------------------------------------
@@ -245,13 +259,15 @@ def _endpoint(url: str, api: str) -> tuple[str, str]:
     """The base, ending in "/v1" or whatever the URL says, and the API that is asked."""
     if "://" not in url:
         url = "http://" + url
-    parts = urlsplit(url)
+    wrong = ValueError(f"url must be that of an HTTP server, got {url!r}")
     try:
+        parts = urlsplit(url)
         known = httpx.URL(url).scheme in ("http", "https") and bool(parts.hostname)
-    except httpx.InvalidURL:
-        known = False
-    if not known:
-        raise ValueError(f"url must be that of an HTTP server, got {url!r}")
+        known &= parts.port != 0  # reading it raises a ValueError if it is no port
+    except (httpx.InvalidURL, ValueError):
+        raise wrong from None
+    if not known or any(c.isspace() or not c.isprintable() for c in url):
+        raise wrong
     base = url.rstrip("/")
     for name in ("chat", "completions"):
         if base.endswith(APIS[name]):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -69,10 +72,8 @@ def measure(wish: Wish, console: Console, progress: Console) -> int:
 def _measure(wish: Wish, console: Console, progress: Console) -> int:
     load = _load(wish)
     harness = _harness(wish.parts)
-    prompts = prompts_of(wish.prompts, load.requests)
-    for name, path in (("--json", wish.json_file), ("--plot", wish.plot_file)):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{name}: there is no folder {path.parent}")
+    prompts = prompts_of(wish.prompts)
+    _check_files(wish)
     client = Client(
         wish.url, model=wish.model, api=wish.api, max_tokens=wish.max_tokens, stream=wish.stream,
         chunk_usage=wish.chunk_usage, count_tokens=_counter(wish.tokenizer),
@@ -81,16 +82,17 @@ def _measure(wish: Wish, console: Console, progress: Console) -> int:
     measured = Measured(load, harness)
 
     async def main() -> None:
-        async with Shown(progress, measured):
-            await drive(measured, client, prompts)
+        with _stoppable(measured):
+            async with Shown(progress, measured):
+                await drive(measured, client, prompts)
 
     try:
         asyncio.run(main())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         measured.interrupted = True
     except BaseExceptionGroup as group:
         raise _first(group) from None
-    print_report(console, measured, client.name, len(set(prompts)))
+    print_report(console, measured, client.name, len(set(prompts[: load.requests])))
     if wish.json_file is not None:
         document = as_dict(measured, client.name, _settings(wish))
         wish.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -99,6 +101,56 @@ def _measure(wish: Wish, console: Console, progress: Console) -> int:
 
         plot(measured, wish.plot_file, f"{client.name}, {load.words}")
     return 0 if any(timeline.finished for timeline in measured.timelines) else 1
+
+
+def _check_files(wish: Wish) -> None:
+    """Whether what comes of the load can be written, before it is put on the server.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    for name, path in (("--json", wish.json_file), ("--plot", wish.plot_file)):
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise ValueError(f"{name}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise ValueError(f"{name} must be a file, and {path} is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{name}: {path} cannot be written")
+    if wish.plot_file is not None:
+        from course.load.plot import formats
+
+        if wish.plot_file.suffix.lower().removeprefix(".") not in formats():
+            raise ValueError(f"--plot must end in .png, .svg or .pdf, got {wish.plot_file}")
+
+
+@contextmanager
+def _stoppable(measured: Measured) -> Iterator[None]:
+    """SIGTERM and SIGHUP cancel the task that is inside, as asyncio does it with Ctrl-C.
+
+    The command line makes them a KeyboardInterrupt. Raised in the middle of any task, that would
+    leave the others as they are.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop(*_: object) -> None:
+        measured.interrupted = True
+        task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    ours = [n for n in numbers if n and signal.getsignal(n) is signal.default_int_handler]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []  # only the main thread may say what a signal does
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _load(wish: Wish) -> Load:

@@ -55,6 +55,8 @@ class Record:
 class FakeServer:
     """Answers the i-th request that comes with `answer(i)`. A context manager.
 
+    An answer ends early where the request asks for fewer tokens than were planned.
+
     Args:
         answer: plans an answer. Called in the server's own thread.
         accept_after: seconds before the server takes the first connection; until then clients wait.
@@ -129,6 +131,7 @@ class _Answering:
         self, record: Record, answer: Answer, asked: dict[str, Any], chat: bool, send: Any
     ) -> None:
         self.record, self.answer, self.send, self.chat = record, answer, send, chat
+        self.chunks = _at_most(asked.get("max_tokens"), answer.chunks)
         self.streams = bool(asked.get("stream"))
         options = asked.get("stream_options") or {}
         self.tells_usage = answer.usage and bool(options.get("include_usage"))
@@ -151,9 +154,8 @@ class _Answering:
         self.record.late.append(asyncio.get_running_loop().time() - due)
 
     async def _whole(self) -> None:
-        chunks = self.answer.chunks
-        await self._until(chunks[-1][0])
-        tokens = sum(count for _, count in chunks)
+        await self._until(self.chunks[-1][0])
+        tokens = sum(count for _, count in self.chunks)
         text = "word " * tokens
         choice = (
             {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
@@ -170,7 +172,7 @@ class _Answering:
         if self.chat:
             await self._event(self._choice({"role": "assistant", "content": ""}, 0))
         told = 0
-        for index, (seconds, tokens) in enumerate(self.answer.chunks):
+        for index, (seconds, tokens) in enumerate(self.chunks):
             if index == self.answer.cut_after:
                 return  # without the end that HTTP asks for: the connection is cut
             if index == self.answer.error_after:
@@ -195,6 +197,18 @@ class _Answering:
     async def _event(self, document: Any) -> None:
         body = b"data: " + json.dumps(document).encode() + b"\n\n"
         await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _at_most(tokens: Any, chunks: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """The chunks up to so many tokens; all of them if `tokens` is no number above 0."""
+    if type(tokens) is not int or tokens < 1:
+        return chunks
+    kept, left = [], tokens
+    for seconds, count in chunks:
+        if left > 0:
+            kept.append((seconds, min(count, left)))
+            left -= count
+    return kept
 
 
 def _count(tokens: int) -> dict[str, int]:

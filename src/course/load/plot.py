@@ -11,6 +11,13 @@ BLUE, ORANGE, GREY, RED = "#0072B2", "#D55E00", "#BBBBBB", "#CC3311"
 MOST = 400  # requests that are drawn one by one
 
 
+def formats() -> set[str]:
+    """The suffixes, without their dots, of the formats that can be written."""
+    from matplotlib.figure import Figure
+
+    return set(Figure().canvas.get_supported_filetypes())
+
+
 def plot(measured: Measured, path: Path, title: str) -> None:
     """Write the picture to `path`, in the format that its suffix says.
 

@@ -40,21 +40,47 @@ def reasons(measured: Measured) -> dict[str, str]:
     found = {}
     for name in LATENCIES:
         if getattr(summary, name) is None:
-            found[name] = _reason(measured, name, finished)
+            found[name] = _reason(measured, name)
     if summary.throughput is None:
-        found["throughput"] = "the server does not say how many tokens an answer has"
+        found["throughput"] = (
+            "the server does not say how many tokens an answer has"
+            if _under_way(measured)
+            else "no request that was under way in the window finished"
+        )
     if summary.occupancy is None:
-        found["occupancy"] = "it takes every request's inter-token latencies"
+        every = "it takes every request's inter-token latencies"
+        known = summary.throughput is not None and not _lacking(measured, "itl")
+        found["occupancy"] = found.get("itl", every) if known else every
     return found
 
 
-def _reason(measured: Measured, name: str, finished: list[Timeline]) -> str:
+def _under_way(measured: Measured) -> list[Timeline]:
+    """Finished requests that were under way in the window."""
+    window = measured.window
+    return [
+        t
+        for t in measured.timelines
+        if t.finished and t.intended < window.end and (t.ended or 0.0) >= window.start
+    ]
+
+
+def _lacking(measured: Measured, name: str) -> list[Timeline]:
+    """Finished requests that should have a latency in the window, and have none."""
+    holds, latency = measured.window.holds, getattr(measured.harness, name)
+    due = [t for t in measured.timelines if t.finished and holds(t.intended)]
+    return [t for t in (_under_way(measured) if name == "itl" else due) if latency(t) is None]
+
+
+def _reason(measured: Measured, name: str) -> str:
     """Why one latency is absent, by the first request that lacks it."""
-    timeline = finished[0]
+    lacking = _lacking(measured, name)
+    if not lacking and name == "itl":
+        return "no gap between two tokens ended in the window"
+    if not lacking:
+        return "no request that was due in the window finished"
+    timeline = lacking[0]
     text = [chunk for chunk in timeline.chunks if chunk.tokens != 0]
     total = timeline.output_tokens
-    if name == "e2e":
-        return "no request that was due in the window finished"
     if not text:
         return "answers did not come as a stream" if total != 0 else "answers are empty"
     known = [chunk.tokens for chunk in text if chunk.tokens is not None]

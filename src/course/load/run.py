@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle, islice
 from types import ModuleType
 from typing import Any
 
 from course.load.client import Client
 from course.types import Timeline
 
+MOST_REQUESTS = 1_000_000  # each one's timeline is kept
 TICK = 0.01  # seconds between two looks of the watch on the client itself
 
 
@@ -21,8 +23,8 @@ class Load:
     """What is asked for: `concurrency` in flight (closed loop), or else `rate` per second (open).
 
     Raises:
-        ValueError: neither or both are given, or so few requests that nothing is left between
-            warm-up and cool-down.
+        ValueError: neither or both are given, more than MOST_REQUESTS, or so few requests that
+            nothing is left between warm-up and cool-down.
     """
 
     requests: int
@@ -35,6 +37,9 @@ class Load:
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
             raise ValueError("a load has either a concurrency or a rate")
+        for name, value in (("concurrency", self.concurrency or 0), ("requests", self.requests)):
+            if value > MOST_REQUESTS:
+                raise ValueError(f"--{name} must be at most {MOST_REQUESTS:,}, got {value:,}")
         if self.requests <= self.warmup + self.cooldown:
             raise ValueError(
                 f"--requests must be more than warm-up and cool-down take, "
@@ -103,8 +108,12 @@ class Measured:
 
 
 async def drive(measured: Measured, client: Client, prompts: Sequence[str]) -> None:
-    """Put the load on the server. What is seen is in `measured` as it is seen."""
+    """Put the load on the server, with the prompts over and over.
+
+    What is seen is in `measured` as it is seen.
+    """
     load, harness = measured.load, measured.harness
+    asked = islice(cycle(prompts), load.requests)
     measured.started = time.time()
     async with client:
         measured.model, measured.details = client.model, client.details
@@ -113,12 +122,10 @@ async def drive(measured: Measured, client: Client, prompts: Sequence[str]) -> N
         watch = asyncio.create_task(_watch(measured.lateness))
         try:
             if load.rate is None:
-                await harness.closed_loop(
-                    client.send, prompts, load.concurrency, measured.timelines
-                )
+                await harness.closed_loop(client.send, asked, load.concurrency, measured.timelines)
             else:
                 arrivals = harness.arrival_times(load.rate, load.requests, load.process, load.seed)
-                await harness.open_loop(client.send, prompts, arrivals, measured.timelines)
+                await harness.open_loop(client.send, asked, arrivals, measured.timelines)
         finally:
             measured.seconds = clock() - start
             watch.cancel()
