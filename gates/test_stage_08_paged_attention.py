@@ -12,7 +12,7 @@ from decode_race import DecodeRace
 from pages import TOLERANCE, Pages, compare
 
 from course.check import expect
-from course.check.channel import short, type_name
+from course.check.channel import Foreign, short, type_name
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
@@ -55,7 +55,7 @@ def are_slots(got: Any, what: str) -> list[int]:
         if type(slot) is not int:
             raise GateFailure(
                 Code.WRONG_TYPE, f"{what} returns a list of something else", "a list of int",
-                f"{type_name(slot)}: {short(slot, 40)}",
+                f"{type_name(slot)}: {slot.repr if isinstance(slot, Foreign) else short(slot, 40)}",
                 likely="Slots are plain numbers: `tolist()` makes them of an array.",
             )  # fmt: skip
     return list(got)
@@ -333,14 +333,11 @@ class TestAttention:
         feed({0: 1, 1: 1}, {1: 1, 0: 2})
         pages.begin_anew(1)
         feed({1: 6, 0: 1}, {0: 1, 1: 1})
-        attend(gate, pages, todo, outputs, "a table that is used again")
-
-    def test_double_precision(self, gate: GateRun) -> None:
-        """a pool of float64 keeps and attends float64"""
-        pages = Pages(gate, (4, 2, 16), 4, [20, 20])
-        counts = [{0: 9, 1: 4}, {0: 1, 1: 1}]
-        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
-        attend(gate, pages, todo, outputs, "a pool of float64", dtype="float64", atol=DOUBLE)
+        try:
+            attend(gate, pages, todo, outputs, "a table that is used again")
+        except GateFailure as failure:
+            failure.likely = failure.likely or "A copy of a context is kept beside the pool."
+            raise
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
     def test_a_pool_has_the_dtype_that_is_asked_for(self, gate: GateRun, dtype: str) -> None:
@@ -355,6 +352,13 @@ class TestAttention:
                     Code.WRONG_TYPE, f"{what}: {name} have another dtype", f"torch.{dtype}", got,
                     likely="`dtype` is an argument of the pool, and float32 its default only.",
                 )  # fmt: skip
+
+    def test_double_precision(self, gate: GateRun) -> None:
+        """a pool of float64 keeps and attends float64"""
+        pages = Pages(gate, (4, 2, 16), 4, [20, 20])
+        counts = [{0: 9, 1: 4}, {0: 1, 1: 1}]
+        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
+        attend(gate, pages, todo, outputs, "a pool of float64", dtype="float64", atol=DOUBLE)
 
     def pool(self, gate: GateRun, pages: Pages, todo: list[Any]) -> list[torch.Tensor]:
         """Keys and values [L, N, block_size, Hkv, D] after some steps."""
