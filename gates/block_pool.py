@@ -102,8 +102,9 @@ class BlockPool:
         del self.tokens[name][len(self.tokens[name]) - count :]
 
     def check(self) -> None:
-        """`check` has nothing to say against the tables that are in use."""
+        """`check` has nothing to say against the tables in use, as a list or one by one."""
         self._do("check(all tables)", "check", [[*self.model.tables]])
+        self._do("check(all tables, one by one)", "check", [{"one by one": [*self.model.tables]}])
 
     # -- what must be refused ----------------------------------------------------------------
 
@@ -115,6 +116,27 @@ class BlockPool:
         gone = [i for i, block in zip(stale, blocks, strict=True) if not self.model.holders(block)]
         if gone:
             self.refuses("free", [stale], f"free({stale}), for the second time", names=gone)
+
+    def broken_sum(self, op: str, args: list[Any]) -> None:
+        """The free list is used behind the allocator's back: `check` must see free + used change.
+
+        It is the last thing that is done to this pool. A solution that does not let it happen, or
+        in which nothing is lost by it, has nothing to see.
+        """
+        doing = f"{op}({', '.join(map(str, args))}), for no table"
+        self.history.append(doing)
+        try:
+            self._ask("do", op=op, args=args)
+        except SolutionError:
+            return
+        state = self._ask("look")
+        free = expect.is_int(state["num_free"], f"{self.what}: num_free")
+        used = sum(count != 0 for count in state["ref_counts"])
+        if free + used != self.model.num_blocks:
+            wanted = f"RuntimeError: {free} free + {used} used is not {self.model.num_blocks}"
+            tables = [[*self.model.tables]]
+            what = f"check(all tables) after {doing}"
+            self._refusal("check", tables, what, wanted, ("RuntimeError",), (free, used, *args))
 
     def refuses(
         self, op: str, args: list[Any], doing: str, *, names: Sequence[object],
@@ -353,6 +375,9 @@ class BlockPool:
         self, reply: Any, change: Change, before: dict[Block, int], doing: str
     ) -> None:
         """`take` and `give_back` were called for what was taken and given back, no more."""
+        for op in ("taken", "given"):
+            for block in reply[op][self.seen[op] :]:
+                expect.is_int(block, f"{self.what}: {doing}: a block that was {op}")
         taken = sorted(self.ids[block] for block in change.taken)
         ended = sum(1 for block, count in before.items() if count and not self.model.holders(block))
         seen = sorted(reply["taken"][self.seen["taken"] :])
@@ -362,7 +387,8 @@ class BlockPool:
                 likely="The free list is used directly; a subclass could not replace it.",
             )  # fmt: skip
         given = reply["given"][self.seen["given"] :]
-        if len(given) != ended or any(reply["ref_counts"][block] for block in given):
+        counts = dict(enumerate(reply["ref_counts"]))
+        if len(given) != ended or any(counts.get(block) != 0 for block in given):
             raise self._failure(
                 Code.WRONG_VALUE, f"{doing}: blocks that went through give_back", f"{ended}",
                 str(given),

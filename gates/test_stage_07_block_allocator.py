@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from typing import Any
@@ -23,6 +24,8 @@ STAGE = 7
 TOKEN_BYTES = {"cpu": 2 * 3 * 2 * 16 * 4, "cuda": 2 * 16 * 8 * 64 * 2}
 MOST_BYTES = 64 << 30  # of a GPU: more would prove nothing more
 
+MOST_KEPT = 64 << 10  # bytes; a list of the ids that 10,000 sequences took and left: 160,000
+
 SHORT_BATCH, LONG_BATCH = 16, 2048  # operations
 BATCH_SECONDS = 0.03
 
@@ -39,14 +42,15 @@ class TestSizes:
     def test_blocks_for(self, gate: GateRun, block_size: int) -> None:
         """tokens are rounded up to whole blocks"""
         BlockPool(gate, 3, block_size, "a new pool")
-        for num_tokens in (*range(2 * block_size + 2), 1000, 10**15):
+        for num_tokens in (*range(2 * block_size + 2), 1000, 10**15, 10**17 + 1):
             what = f"blocks_for({num_tokens}) with blocks of {block_size}"
             got = expect.result_of(lambda n=num_tokens: ask(gate, "blocks_for", n), what)
             full, rest = divmod(num_tokens, block_size)
             if expect.is_int(got, what) != full + bool(rest):
                 raise GateFailure(
                     Code.WRONG_VALUE, what, str(full + bool(rest)), str(got),
-                    likely="Rounded down, or one too many where it divides evenly.",
+                    likely="Rounded down, or one too many where it divides evenly; 10**17 + 1 is "
+                    "not among the floats.",
                 )  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -97,6 +101,21 @@ class TestSizes:
         pool.allocate("a", 5)
         shown = ", ".join(map(str, args))
         pool.refuses(op, args, f"{op}({shown})", names=[argument], kinds=kinds)
+
+
+def comes_next(got: list[int], expected: list[int], what: str) -> None:
+    """These blocks come off the free list."""
+    if got != expected:
+        raise GateFailure(
+            Code.WRONG_VALUE, f"the free list: {what}", str(expected), str(got),
+            likely="The free list is a queue: take at the front, give back at the end, the last "
+            "block of a table first, whatever its id.",
+        )  # fmt: skip
+
+
+def only(table: list[int] | None) -> int:
+    """The block of a table of one; -1 if there is none."""
+    return (table or [-1])[0]
 
 
 def ask(gate: GateRun, op: str, *args: Any) -> Any:
@@ -171,19 +190,24 @@ class TestBlocks:
     def test_the_order_of_the_free_list(self, gate: GateRun) -> None:
         """the block that has been free longest comes first"""
         pool = BlockPool(gate, 7, 2, "the free list")
-        for name in "abc":
-            pool.allocate(name, 4)
+        for index, name in enumerate("abc"):
+            got = pool.allocate(name, 4)
+            comes_next(sorted(got or []), [2 * index, 2 * index + 1], "two blocks of a new pool")
+        held = [*reversed(pool.table("c"))]
+        freed = [*reversed(pool.table("b")), *reversed(pool.table("a"))]
         pool.free("b")
         pool.free("a")
-        got = pool.allocate("d", 10)
-        expected = [6, 3, 2, 1, 0]
-        if got != expected:
-            raise GateFailure(
-                Code.WRONG_VALUE, "six of seven blocks were taken, then [2, 3] was freed, then "
-                "[0, 1]: which five come next", str(expected), str(got),
-                likely="The free list is a queue: take at the front, give back at the end, the "
-                "last block of a table first.",
-            )  # fmt: skip
+        got = [only(pool.allocate(f"d{i}", 2)) for i in range(5)]
+        comes_next(got, [6, *freed], "one by one, after [2, 3] was freed and then [0, 1]")
+        for i in range(5):
+            pool.free(f"d{i}")
+        for _ in range(5):
+            pool.append("c", 2)
+        pool.free("c")
+        got = [only(pool.allocate(f"e{i}", 2)) for i in range(7)]
+        comes_next(
+            got, [*reversed(freed), 6, *held], "one by one, after one table of all was freed"
+        )
 
     def test_two_pools(self, gate: GateRun) -> None:
         """two pools do not know each other"""
@@ -310,9 +334,9 @@ class TestIntegrity:
         for table in (held + stale[:1], stale[:1] + held):
             for op in ("free", "fork"):
                 pool.refuses(op, [table], f"{op}({table})", names=stale[:1])
-        for num_tokens in (3, 4):
-            args = [stale, num_tokens, 1]
-            doing = f"append({stale}, {num_tokens}, 1), a table that was freed"
+        for num_tokens, new_tokens in itertools.product((3, 4), (1, 0)):
+            args = [stale, num_tokens, new_tokens]
+            doing = f"append({stale}, {num_tokens}, {new_tokens}), a table that was freed"
             pool.refuses("append", args, doing, names=stale)
 
     @pytest.mark.parametrize("op", ["free", "fork", "append"])
@@ -328,6 +352,10 @@ class TestIntegrity:
         if op != "append":
             table = [held[0], held[1], held[0]]
             pool.refuses(op, [table], f"{op}({table})", names=[held[0]])
+            return
+        for table, num_tokens in (([held[0], held[0]], 1), ([held[0], held[1], held[1]], 3)):
+            doing = f"append({table}, {num_tokens}, 2), into a block that stands there twice"
+            pool.refuses(op, [table, num_tokens, 2], doing, names=table[-1:])
 
     def test_check_finds_what_is_wrong(self, gate: GateRun) -> None:
         """check finds a table that is missing, one too many, and a freed block in a table"""
@@ -347,13 +375,24 @@ class TestIntegrity:
             "no tables at all": ([], a + b + c),
         }
         for what, (tables, names) in wrong.items():
-            doing = f"check({tables}), {what}"
-            pool.refuses("check", [tables], doing, names=names, kinds=["RuntimeError"])
+            for given, how in ((tables, what), ({"one by one": tables}, f"{what}, one by one")):
+                doing = f"check({tables}), {how}"
+                pool.refuses("check", [given], doing, names=names, kinds=["RuntimeError"])
         pool.free("b")
         tables = [a, b, c, d]
         doing = f"check({tables}), a freed block in a table"
         pool.refuses("check", [tables], doing, names=b, kinds=["RuntimeError"])
         pool.check()
+
+    def test_check_finds_a_wrong_sum(self, gate: GateRun) -> None:
+        """check finds a block that is neither free nor used, and one that is free twice"""
+        for op in ("take", "give_back"):
+            pool = BlockPool(gate, 6, 2, "a free list that is used by a stranger")
+            pool.allocate("a", 5)
+            pool.allocate("b", 6)
+            free = pool.table("b")[1]
+            pool.free("b")
+            pool.broken_sum(op, [free] if op == "give_back" else [])
 
     def test_a_subclass_sees_the_free_list(self, gate: GateRun) -> None:
         """every block is taken by take and given back by give_back"""
@@ -502,6 +541,23 @@ def test_sharing(gate: GateRun) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.number
+def test_memory(gate: GateRun) -> None:
+    """many operations leave no more behind than a few"""
+    num_blocks, rounds = 1000, 10_000
+    kept = expect.result_of(
+        lambda: gate.candidate.call("kept_bytes", num_blocks=num_blocks, rounds=rounds),
+        f"{rounds:,} sequences that come and go",
+    )
+    if expect.is_int(kept, "bytes kept") > MOST_KEPT:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, f"an allocator of {num_blocks:,} blocks grows while sequences "
+            "come and go", f"at most {MOST_KEPT:,} bytes more",
+            f"{kept:,} after {rounds:,} of them",
+            likely="What was taken off the free list, or what was done, is kept for ever.",
+        )  # fmt: skip
+
+
 class TwoSizes:
     """Batches of one scenario's operations, at a small size and at a large one.
 
@@ -509,11 +565,16 @@ class TwoSizes:
     timed well above the noise of a message, and one that is a hundred times slower ends today.
     """
 
-    def __init__(self, gate: GateRun, scenario: str, sizes: list[int], what: str, **args: Any):
+    def __init__(
+        self, gate: GateRun, scenario: str, sizes: list[int], what: str, *, block_size: int,
+        **args: Any,
+    ) -> None:  # fmt: skip
         self.what = what
 
         def start(size: int, batch: int) -> Run:
-            run = gate.candidate.start(scenario, size=size, block_size=16, batch=batch, **args)
+            run = gate.candidate.start(
+                scenario, size=size, block_size=block_size, batch=batch, **args
+            )
             expect.result_of(run.step, f"{what} of {size:,}")
             return run
 
@@ -539,7 +600,9 @@ class TwoSizes:
 def test_time_and_the_pool(gate: GateRun) -> None:
     """operations on a large pool take as long as on a small one"""
     small, large = gate.bar("pools")
-    pools = TwoSizes(gate, "churn", [small, large], "a pool", seed=gate.rng.getrandbits(32))
+    pools = TwoSizes(
+        gate, "churn", [small, large], "a pool", block_size=16, seed=gate.rng.getrandbits(32)
+    )
 
     def words(ratio: PairedRatio) -> str:
         return f"{ratio.median:.2f}x as fast with {large:,} blocks as with {small:,}"
@@ -557,8 +620,9 @@ def test_time_and_the_pool(gate: GateRun) -> None:
 def test_time_and_the_table(gate: GateRun) -> None:
     """a token is appended to a long table as quickly as to a short one"""
     short, long = gate.bar("tables")
-    tables = TwoSizes(gate, "grow", [short, long], "a table")
-    added = tables.batch // 16
+    # Blocks of one token: every append takes a block, and what is done for a new one shows.
+    tables = TwoSizes(gate, "grow", [short, long], "a table", block_size=1)
+    added = tables.batch
 
     def words(ratio: PairedRatio) -> str:
         return f"append is {ratio.median:.2f}x as fast on {long:,} blocks as on {short:,}"

@@ -12,6 +12,7 @@ from decode_race import DecodeRace
 from pages import TOLERANCE, Pages, compare
 
 from course.check import expect
+from course.check.channel import Foreign, short, type_name
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
@@ -19,20 +20,45 @@ from course.check.oracle import nano_oracle
 from course.measure.ratio import PairedRatio
 
 STAGE = 8
+DOUBLE = 1e-10  # all of it in float64
+MOST_HELD = 1.5  # times keys and values: room for a plan, and for what one layer gathers
+MOST_OPERATIONS = 1.5  # for 8 sequences over those for 2; one by one it is nearly 4
 LOGITS = 1e-3  # float32 logits against float64 ones
 
 
-def attend(gate: GateRun, pages: Pages, todo: list[Any], outputs: list[Any], what: str) -> float:
+def attend(
+    gate: GateRun, pages: Pages, todo: list[Any], outputs: list[Any], what: str, *,
+    dtype: str = "float32", atol: float = TOLERANCE,
+) -> float:  # fmt: skip
     """Run steps through the solution's attention, and compare; returns the largest error."""
 
     def run() -> list[Any]:
         scenario = gate.candidate.start(
             "attention", model="nano", heads=list(pages.heads), num_blocks=pages.num_blocks,
-            block_size=pages.block_size, todo=todo,
+            block_size=pages.block_size, todo=todo, dtype=dtype,
         )  # fmt: skip
         return [step.value for step in scenario]
 
-    return compare(expect.result_of(run, what), outputs, what)
+    return compare(expect.result_of(run, what), outputs, what, atol=atol)
+
+
+def are_slots(got: Any, what: str) -> list[int]:
+    """A list of plain ints, or WRONG_TYPE. A tensor of ints in one dimension will do."""
+    if isinstance(got, torch.Tensor) and got.dim() == 1:
+        got = got.tolist()
+    if not isinstance(got, (list, tuple)):
+        raise GateFailure(
+            Code.WRONG_TYPE, f"{what} returns no list", "a list of int", type_name(got),
+            likely="Slots are plain numbers: `tolist()` makes them of an array.",
+        )  # fmt: skip
+    for slot in got:
+        if type(slot) is not int:
+            raise GateFailure(
+                Code.WRONG_TYPE, f"{what} returns a list of something else", "a list of int",
+                f"{type_name(slot)}: {slot.repr if isinstance(slot, Foreign) else short(slot, 40)}",
+                likely="Slots are plain numbers: `tolist()` makes them of an array.",
+            )  # fmt: skip
+    return list(got)
 
 
 @pytest.mark.contract
@@ -55,7 +81,7 @@ class TestSlots:
                     ),
                     what,
                 )
-                got = got.tolist() if isinstance(got, torch.Tensor) else list(got)
+                got = are_slots(got, what)
                 if got != wanted:
                     first = next(
                         (i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b),
@@ -64,6 +90,8 @@ class TestSlots:
                     raise GateFailure(
                         Code.WRONG_VALUE, what, str(wanted[first : first + 4]),
                         str(got[first : first + 4]), where=f"from position {start + first} on",
+                        likely="Slot = table[p // size] * size + p % size: the block of the "
+                        "table, times its size, and the place in it.",
                     )  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -107,13 +135,19 @@ class TestBatch:
             ),
             "step_batch of six sequences",
         )
+        expect.unchanged(counts, found["counts"], "step_batch: `counts`")
+        for before, after in zip(sequences, found["sequences"], strict=True):
+            names = ("tokens", "num_computed", "block_table")
+            for name, one, other in zip(names, before, after, strict=True):
+                expect.unchanged(one, other, f"step_batch: `{name}` of a sequence")
         for name, (values, dtype) in expected_batch(sequences, counts, block_size).items():
             wanted = torch.tensor(values)
-            got = expect.is_tensor(found[name], f"step_batch: {name}", wanted.shape)
+            got = expect.is_tensor(found["batch"][name], f"step_batch: {name}", wanted.shape)
             if got.dtype != dtype:
                 raise GateFailure(
                     Code.WRONG_TYPE, f"step_batch: {name} has the wrong dtype",
                     str(dtype), str(got.dtype),
+                    likely="The types stand in `StepBatch`: int32 for what a kernel reads.",
                 )  # fmt: skip
             if not torch.equal(got.long(), wanted):
                 raise GateFailure(
@@ -231,6 +265,7 @@ class TestAttention:
                 raise GateFailure(
                     Code.WRONG_VALUE, "another neighbour changes a sequence", "the same bits",
                     f"off by {float((one[0] - other[0]).abs().max()):.3g}", where=f"layer {layer}",
+                    likely="Its table, its mask or its rows reach into the neighbour's.",
                 )  # fmt: skip
 
     def test_rows_that_write_nowhere(self, gate: GateRun) -> None:
@@ -268,18 +303,62 @@ class TestAttention:
 
     def test_blocks_are_copied(self, gate: GateRun) -> None:
         """copy_blocks copies from source to destination, in every layer"""
-        pages = Pages(gate, (4, 2, 16), 4, [12, 12], spare=6)
+        pages = Pages(gate, (4, 2, 16), 4, [12, 12], spare=8)
         first, wanted = pages.step({0: 7, 1: 6})
-        twins = [pages.fork(0, 1), pages.fork(1, 1)]
+        forked = (0, 1, 0)  # twice from one: a source with two destinations
+        twins = [pages.fork(index, 1) for index in forked]
         pairs = [
             [old, new]
-            for index, twin in zip((0, 1), twins, strict=True)
+            for index, twin in zip(forked, twins, strict=True)
             for old, new in zip(pages.tables[index][1:], pages.tables[twin][1:], strict=True)
         ]
         second, more = pages.step({0: 1, twins[0]: 1, twins[1]: 2, 1: 1})
-        third, last = pages.step({twins[1]: 1, 0: 1, twins[0]: 3})
+        third, last = pages.step({twins[1]: 1, 0: 1, twins[0]: 3, twins[2]: 2})
         todo = [first, ["copy", pairs], second, ["copy", []], third]
-        attend(gate, pages, todo, [wanted, more, last], "two forks")
+        attend(gate, pages, todo, [wanted, more, last], "three forks")
+
+    def test_a_table_is_used_again(self, gate: GateRun) -> None:
+        """a step reads what lies in the blocks now: another text, or one that was copied there"""
+        pages = Pages(gate, (4, 2, 16), 4, [20, 20])
+        todo, outputs = [], []
+
+        def feed(*steps: dict[int, int]) -> None:
+            for counts in steps:
+                step, wanted = pages.step(counts)
+                todo.append(step)
+                outputs.append(wanted)
+
+        feed({0: 9, 1: 8}, {0: 1, 1: 1})
+        todo.append(["copy", [pages.overwrite(0, 1, 1)]])
+        feed({0: 1, 1: 1}, {1: 1, 0: 2})
+        pages.begin_anew(1)
+        feed({1: 6, 0: 1}, {0: 1, 1: 1})
+        try:
+            attend(gate, pages, todo, outputs, "a table that is used again")
+        except GateFailure as failure:
+            failure.likely = failure.likely or "A copy of a context is kept beside the pool."
+            raise
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+    def test_a_pool_has_the_dtype_that_is_asked_for(self, gate: GateRun, dtype: str) -> None:
+        """keys, values and what comes out have the given dtype"""
+        what = f"a pool of {dtype}"
+        found = expect.result_of(
+            lambda: gate.candidate.call("dtypes", model="nano", dtype=dtype), what
+        )
+        for name, got in zip(("keys", "values", "attention"), found, strict=True):
+            if got != f"torch.{dtype}":
+                raise GateFailure(
+                    Code.WRONG_TYPE, f"{what}: {name} have another dtype", f"torch.{dtype}", got,
+                    likely="`dtype` is an argument of the pool, and float32 its default only.",
+                )  # fmt: skip
+
+    def test_double_precision(self, gate: GateRun) -> None:
+        """a pool of float64 keeps and attends float64"""
+        pages = Pages(gate, (4, 2, 16), 4, [20, 20])
+        counts = [{0: 9, 1: 4}, {0: 1, 1: 1}]
+        todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
+        attend(gate, pages, todo, outputs, "a pool of float64", dtype="float64", atol=DOUBLE)
 
     def pool(self, gate: GateRun, pages: Pages, todo: list[Any]) -> list[torch.Tensor]:
         """Keys and values [L, N, block_size, Hkv, D] after some steps."""
@@ -373,6 +452,97 @@ def test_error(gate: GateRun) -> None:
     )  # fmt: skip
 
 
+SPARE = 7  # blocks of a pool for each that a context uses: what copies the pool shows
+
+
+@pytest.mark.number
+def test_gathered(gate: GateRun) -> None:
+    """bytes that attention copies in a step, and how they grow with the context"""
+    config = nano_oracle().config
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    short_bytes, long_bytes = (
+        expect.result_of(
+            lambda n=n: gate.candidate.call(
+                "gathered_bytes", model="nano", length=n, block_size=16, spare=SPARE
+            ),
+            f"a decode step at {n} positions",
+        )
+        for n in (16, 240)
+    )
+    share = (long_bytes - short_bytes) / ((240 - 16) * per_token)
+    least, most = gate.bar("gathered")
+    few = share < least
+    gate.exact(
+        "gathered", round(share, 2), at_least=least, at_most=most, unit="x",
+        code=Code.WRONG_COUNT if few else Code.TOO_MUCH_TRAFFIC,
+        text=f"{share:.2f} times the past is copied in every step ({long_bytes - short_bytes:,} "
+        "bytes more at 240 positions than at 16)",
+        message="a decode step does not read its past out of the blocks" if few
+        else "a decode step copies more than the keys and values of the past",
+        likely="A copy of the contexts is kept beside the pool." if few
+        else "The whole pool is copied, or KV heads are repeated for their query heads.",
+        note="gathering before attending: stage 09 pays that bill",
+    )  # fmt: skip
+
+
+@pytest.mark.number
+def test_copying(gate: GateRun) -> None:
+    """copy_blocks moves the blocks of its pairs, and not the pool"""
+    config = nano_oracle().config
+    block = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4 * 16
+    pairs = [[3, 40], [3, 41], [17, 5]]
+    copied = expect.result_of(
+        lambda: gate.candidate.call(
+            "copied_by_pairs", model="nano", num_blocks=64, block_size=16, pairs=pairs
+        ),
+        "copying three blocks",
+    )
+    most = 3 * len(pairs) * block  # read into a new tensor, and written from there
+    if expect.is_int(copied, "bytes") > most:
+        raise GateFailure(
+            Code.TOO_MUCH_TRAFFIC, "copy_blocks copies more than the blocks of its pairs",
+            f"at most {most:,} bytes for three blocks of {block:,}", f"{copied:,}",
+            likely="The whole pool is copied, of which all but three blocks stay as they are.",
+        )  # fmt: skip
+
+
+@pytest.mark.number
+def test_what_is_held(gate: GateRun) -> None:
+    """no contexts are kept beside the pool"""
+    held, pool = expect.result_of(
+        lambda: gate.candidate.call(
+            "held_bytes", model="nano", lengths=[255, 255, 127, 127], block_size=16
+        ),
+        "a prefill and a decode step",
+    )
+    if held > MOST_HELD * pool:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, "a pool in use holds more than its keys and values, and a plan",
+            f"at most {MOST_HELD} times {pool:,} bytes", f"{held:,}, {held / pool:.2f} times that",
+            likely="A copy of the contexts is kept beside the pool.",
+        )  # fmt: skip
+
+
+@pytest.mark.number
+def test_grouping(gate: GateRun) -> None:
+    """a decode step takes as many operations for eight sequences as for two"""
+    few, many = (
+        expect.result_of(
+            lambda n=n: gate.candidate.call(
+                "operations", model="nano", lengths=[33 + i for i in range(n)], block_size=16
+            ),
+            f"a decode step of {n} sequences",
+        )
+        for n in (2, 8)
+    )
+    if many > MOST_OPERATIONS * few:
+        raise GateFailure(
+            Code.WRONG_COUNT, "the operations of a decode step grow with its sequences",
+            f"as many for 8 sequences as for 2, which is {few}", str(many),
+            likely="Sequences with equally many queries are attended one by one, not in one call.",
+        )  # fmt: skip
+
+
 GATHERING = 3  # a context is read, written and read again
 
 
@@ -385,7 +555,7 @@ def test_step_time(gate: GateRun) -> None:
 
     def words(ratio: PairedRatio) -> str:
         a, b = rows * 1e3 * ratio.candidate_s, rows * 1e3 * ratio.baseline_s
-        return f"{1 / ratio.median:.2f} times that of contiguous slots ({a:.1f} ms for {b:.1f})"
+        return f"{ratio.median:.2f}x the speed of contiguous slots ({a:.1f} ms for {b:.1f})"
 
     def notes(ratio: PairedRatio) -> list[str]:
         bills = Bills(gate, race.model)
@@ -393,7 +563,7 @@ def test_step_time(gate: GateRun) -> None:
         slots = bills.split(bills.decode(at), rows * ratio.baseline_s)
         pages = bills.split(bills.decode(at, kv_times=GATHERING), rows * ratio.candidate_s)
         return [
-            f"predicted {pages.predicted / slots.predicted:.2f} times from the bills: a context is "
+            f"predicted {slots.predicted / pages.predicted:.2f}x from the bills: a context is "
             "read, written and read again",
             split_words(slots, "slots"), split_words(pages, "pages"),
         ]  # fmt: skip
@@ -439,20 +609,3 @@ def test_throughput(gate: GateRun) -> None:
         ]  # fmt: skip
 
     gate.ratio("throughput", race.baseline, race.candidate, text=words, notes=notes)
-
-
-@pytest.mark.number
-def test_gathered(gate: GateRun) -> None:
-    """bytes that attention copies in a step, and how they grow with the context"""
-    config = nano_oracle().config
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
-    short, long = (
-        gate.candidate.call("gathered_bytes", model="nano", length=n, block_size=16)
-        for n in (16, 240)
-    )
-    share = (long - short) / ((240 - 16) * per_token)
-    gate.report(
-        "gathered", round(share, 2),
-        f"{share:.2f} times the past is copied in every step ({long:,} bytes at 240 positions)",
-        unit="x", note="gathering before attending: stage 09 pays that bill",
-    )  # fmt: skip

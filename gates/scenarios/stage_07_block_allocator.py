@@ -1,6 +1,8 @@
 """Stage 07, the half that runs beside the solution."""
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +35,11 @@ class Pool:
         }
 
     def resolve(self, value: Any) -> Any:
-        """A text is the name of a table; a list may hold such names."""
+        """A text is the name of a table; a list may hold such names. {"one by one": list} becomes
+        something that can be walked once.
+        """
+        if isinstance(value, dict):
+            return iter(self.resolve(value["one by one"]))
         if isinstance(value, list):
             return [self.resolve(item) for item in value]
         return self.tables[value] if isinstance(value, str) else value
@@ -139,6 +145,31 @@ def sample(env: Any, num_blocks: int, block_size: int, groups: list[Any]) -> dic
         tables += group
     allocator.check(tables)
     return {"copies": copies, "used": num_blocks - allocator.num_free}
+
+
+def kept_bytes(env: Any, num_blocks: int, rounds: int) -> int:
+    """Bytes of Python objects by which a pool grows while single blocks come and go.
+
+    The first `num_blocks` rounds are left out: every block has been taken by then.
+    """
+    allocator = env.solution.BlockAllocator(num_blocks, 1)
+
+    def play(count: int) -> None:
+        for _ in range(count):
+            table = allocator.allocate(1)
+            allocator.append(table, 1, 1)
+            allocator.free(table)
+
+    tracemalloc.start()
+    try:
+        play(num_blocks)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        play(rounds)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
 
 
 def churn(env: Any, size: int, block_size: int, batch: int, seed: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from paged import as_views, batch_from, chosen, decode, random_past, served
 from poison import poison
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.measure.counters import CopiedBytes, tensor_bytes
 from course.types import StepBatch
@@ -15,9 +16,13 @@ __all__ = [
     "attention",
     "batch",
     "contiguous",
+    "copied_by_pairs",
+    "dtypes",
     "gathered_bytes",
+    "held_bytes",
     "made",
     "mapping",
+    "operations",
     "paged",
     "pool_bytes",
     "steps",
@@ -29,13 +34,16 @@ def mapping(env: Any, table: list[int], start: int, count: int, block_size: int)
     return env.solution.slot_mapping(table, start, count, block_size)
 
 
-def batch(
-    env: Any, sequences: list[Any], counts: list[int], block_size: int
-) -> dict[str, torch.Tensor]:
-    """What `step_batch` makes of sequences [tokens, num_computed, block_table]."""
+def batch(env: Any, sequences: list[Any], counts: list[int], block_size: int) -> dict[str, Any]:
+    """What `step_batch` makes of sequences [tokens, num_computed, block_table]; they afterwards."""
     rows = [served(*values) for values in sequences]
-    made = env.solution.step_batch(rows, counts, block_size, device=env.device)
-    return {name: getattr(made, name) for name in StepBatch.__dataclass_fields__}
+    given = list(counts)
+    made = env.solution.step_batch(rows, given, block_size, device=env.device)
+    return {
+        "batch": {name: getattr(made, name, None) for name in StepBatch.__dataclass_fields__},
+        "sequences": [[row.tokens, row.num_computed, row.block_table] for row in rows],
+        "counts": given,
+    }
 
 
 def made(env: Any, model: str, num_blocks: Any, block_size: Any) -> None:
@@ -43,9 +51,21 @@ def made(env: Any, model: str, num_blocks: Any, block_size: Any) -> None:
     env.solution.PagedAttention(env.model(model).config, num_blocks, block_size)
 
 
+def dtypes(env: Any, model: str, dtype: str) -> list[str]:
+    """The dtypes of keys, of values, and of what a step returns, in a pool of a dtype."""
+    kind = getattr(torch, dtype)
+    config = env.model(model).config
+    attend = env.solution.PagedAttention(config, 2, 4, dtype=kind, device=env.device)
+    row = served([7] * 3, 0, [1])
+    attend.plan(env.solution.step_batch([row], [3], 4, device=env.device))
+    out = attend(0, *next(random_past(config, 3, 0, env.device, kind)))
+    return [str(tensor.dtype) for tensor in (attend.keys, attend.values, out)]
+
+
 def attention(
-    env: Any, model: str, heads: list[int], num_blocks: int, block_size: int, todo: list[Any]
-) -> Iterator[Any]:
+    env: Any, model: str, heads: list[int], num_blocks: int, block_size: int, todo: list[Any],
+    dtype: str = "float32",
+) -> Iterator[Any]:  # fmt: skip
     """Attention alone, on a pool full of NaN.
 
     heads: query heads, KV heads, width. todo: ["step", batch, [q, k, v] per layer], answered with
@@ -55,7 +75,10 @@ def attention(
         env.model(model).config, num_layers=2, num_heads=heads[0], num_kv_heads=heads[1],
         head_dim=heads[2],
     )  # fmt: skip
-    attend = env.solution.PagedAttention(config, num_blocks, block_size, device=env.device)
+    kept_as = getattr(torch, dtype)
+    attend = env.solution.PagedAttention(
+        config, num_blocks, block_size, dtype=kept_as, device=env.device
+    )
     poison(attend)
     for kind, *rest in todo:
         if kind == "copy":
@@ -65,7 +88,9 @@ def attention(
         else:
             attend.plan(batch_from(rest[0], env.device))
             yield [
-                attend(layer, *as_views(*(tensor.to(env.device)[None] for tensor in tensors)))[0]
+                attend(
+                    layer, *as_views(*(tensor.to(env.device, kept_as)[None] for tensor in tensors))
+                )[0]
                 for layer, tensors in enumerate(rest[1])
             ]
 
@@ -136,18 +161,88 @@ def pool_bytes(env: Any, model: str, num_blocks: int, block_size: int) -> int:
     )
 
 
-def gathered_bytes(env: Any, model: str, length: int, block_size: int) -> int:
-    """Bytes that the attention of one decode step copies, in all layers, at one context length."""
+class Gathering(CopiedBytes):
+    """Counts lookups of an embedding too: who takes the pool for one has copied what it gives."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func` and add what it copied."""
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket is torch.ops.aten.embedding:
+            self._by_op["embedding"] += result.nbytes
+        return result
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that torch is asked for while it is entered; views are none."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func` and count it."""
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def decoding(env: Any, model: str, lengths: list[int], block_size: int, spare: int) -> Any:
+    """An attention whose sequences have a random past and are planned to decode; and its layers.
+
+    spare: blocks of the pool for each that is used.
+    """
     config = env.model(model).config
-    blocks = -(-(length + 1) // block_size)
-    attend = env.solution.PagedAttention(config, blocks, block_size, device=env.device)
-    sequence = served([7] * (length + 1), 0, list(range(blocks)))
-    for start, count in ((0, length), (length, 1)):
-        sequence.num_computed = start
-        attend.plan(env.solution.step_batch([sequence], [count], block_size, device=env.device))
-        with CopiedBytes() as copied:
-            for layer, (q, k, v) in enumerate(
-                random_past(config, count, start, env.device, torch.float32)
-            ):
-                attend(layer, q, k, v)
+    needed = [-(-(length + 1) // block_size) for length in lengths]
+    attend = env.solution.PagedAttention(
+        config, sum(needed) * (1 + spare), block_size, device=env.device
+    )
+    ids = iter(range(0, sum(needed) * (1 + spare), 1 + spare))
+    rows = [
+        served([7] * (length + 1), 0, [next(ids) for _ in range(count)])
+        for length, count in zip(lengths, needed, strict=True)
+    ]
+    for counts in (lengths, [1] * len(lengths)):
+        attend.plan(env.solution.step_batch(rows, counts, block_size, device=env.device))
+        layers = list(random_past(config, sum(counts), len(counts), env.device, torch.float32))
+        if counts is lengths:
+            for layer, tensors in enumerate(layers):
+                attend(layer, *tensors)
+            for row, count in zip(rows, counts, strict=True):
+                row.num_computed += count
+    return attend, layers
+
+
+def operations(env: Any, model: str, lengths: list[int], block_size: int) -> int:
+    """Operations that the attention of one decode step takes, in all layers."""
+    attend, layers = decoding(env, model, lengths, block_size, 0)
+    with Operations() as asked:
+        for layer, tensors in enumerate(layers):
+            attend(layer, *tensors)
+    return asked.count
+
+
+def held_bytes(env: Any, model: str, lengths: list[int], block_size: int) -> list[int]:
+    """Bytes that a full pool holds after a prefill and a decode step; of keys and values alone."""
+    attend, layers = decoding(env, model, lengths, block_size, 0)
+    for layer, tensors in enumerate(layers):
+        attend(layer, *tensors)
+    return [tensor_bytes(attend), tensor_bytes([attend.keys, attend.values])]
+
+
+def copied_by_pairs(env: Any, model: str, num_blocks: int, block_size: int, pairs: Any) -> int:
+    """Bytes that `copy_blocks` writes."""
+    config = env.model(model).config
+    attend = env.solution.PagedAttention(config, num_blocks, block_size, device=env.device)
+    with Gathering() as copied:
+        attend.copy_blocks([tuple(pair) for pair in pairs])
+    return copied.bytes
+
+
+def gathered_bytes(env: Any, model: str, length: int, block_size: int, spare: int) -> int:
+    """Bytes that the attention of one decode step copies, in all layers, at one context length."""
+    attend, layers = decoding(env, model, [length], block_size, spare)
+    with Gathering() as copied:
+        for layer, tensors in enumerate(layers):
+            attend(layer, *tensors)
     return copied.bytes

@@ -16,8 +16,9 @@ class BlockAllocator:
     free + used = num_blocks. The memory itself is somebody else's: nothing is read or written here.
 
     The free list is a queue: the block that has been free longest is taken first, in a new pool the
-    one with the lowest id. Every block is taken by `take` and given back by `give_back`, so that a
-    subclass that keeps another list has these two to replace, and `num_free`.
+    one with the lowest id. The blocks that one call takes may stand in its table in any order.
+    Every block is taken by `take` and given back by `give_back`, so that a subclass that keeps
+    another list has these two to replace, and `num_free`. Memory does not grow with operations.
 
     Args:
         num_blocks, block_size: at least 1; also attributes.
@@ -93,13 +94,15 @@ class BlockAllocator:
 
         Returns:
             Blocks to be copied, (source, destination): replaced ones in which some of the first
-            `num_tokens` tokens lie. They must be copied in this order, before anything is written.
+            `num_tokens` tokens lie. They are to be copied before anything is written, in any order;
+            those of several appends append by append.
 
         Raises:
             OutOfBlocks: fewer blocks are free than it takes, copies included.
-            ValueError: a number is negative; the table is too short for `num_tokens`; or the block
-                that holds the last of these tokens, or one to be written, is free or none at all
-                (`table`, and the block's id). TypeError: a number is no int, a table no list.
+            ValueError: a number is negative; of the block that holds the last of the `num_tokens`
+                tokens and those to be written, one is free, is none at all, or stands there twice
+                (`table`, and the block's id); or the table is too short (`num_tokens`).
+            TypeError: a number is no int, a table no list.
         """
         _require_list(table)
         _require_count("num_tokens", num_tokens)
@@ -130,6 +133,9 @@ class BlockAllocator:
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Prove that the pool is in order, given every table that is in use.
+
+        Args:
+            tables: may be walked once only.
 
         Raises:
             RuntimeError: a block's count is not the number of tables that hold it, or

@@ -56,7 +56,7 @@ def step_batch(
 
     Returns:
         A StepBatch of T = sum(counts) tokens. Logits are wanted for the last token of each
-        sequence. Tables are padded with -1.
+        sequence. Tables are padded with -1. The sequences stay as they are.
 
     Raises:
         ValueError: `sequences` is empty, `counts` has another length, or a count is out of range.
@@ -79,6 +79,10 @@ class PagedAttention:
     `plan` prepares a step; the forward pass then calls this object as its `attend`, once per layer,
     on tensors of fixed shape. `keys` and `values` are [L, num_blocks + 1, block_size, Hkv, D]: the
     last block belongs to nobody, and takes what is written to slot -1.
+
+    Every step reads the past out of the blocks, once; no copy of it is kept for the next one. All
+    that have equally many queries are attended in one call, so that a decode step takes as many
+    operations for eight sequences as for two.
 
     Args:
         config: gives `num_layers` (L), `num_kv_heads` (Hkv) and `head_dim` (D).
@@ -116,7 +120,9 @@ class PagedAttention:
     def copy_blocks(self, pairs: SequenceABC[tuple[int, int]]) -> None:
         """Copy blocks, in all layers, for (source, destination) in `pairs`; before the next write.
 
-        The pairs are those of `BlockAllocator.append`, in any order: no destination is a source.
+        The pairs of `BlockAllocator.append` may come in any order, and those of several appends in
+        one call as long as no destination is a source. A source may have several destinations. No
+        other block is touched or copied.
         """
         raise NotImplementedError("your code goes here")
 
