@@ -382,6 +382,9 @@ def test_few_slices_decide_nothing():
         ([0.8, 0.98] * 50, Bar(0.9, "no_worse_than"), PASS),  # not below at the last look
         ([0.8, 0.98] * 25, Bar(0.9, "no_worse_than"), None),  # there are looks left
         ([0.5, 1.9] * 50, Bar(0.9, "no_worse_than"), INCONCLUSIVE),  # too wide to say
+        ([0.3, 0.6] * 50, Bar(0.9, "no_worse_than"), FAIL),  # as wide, and all of it below
+        ([1.0, 2.0] * 50, Bar(0.9, "no_worse_than"), PASS),
+        ([0.1, 0.6] * 50, Bar(0.9, "no_worse_than"), INCONCLUSIVE),
         ([2.0, 9.0] * 50, Bar(1.5), INCONCLUSIVE),  # above the bar, and too wide all the same
         ([2.0, 9.0] * 50, Bar(1.5, max_spread=5), PASS),
         ([1.4, 1.6] * 12 + [1.6], Bar(1.5), None),

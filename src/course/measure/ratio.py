@@ -78,7 +78,8 @@ BarKind = Literal["at_least", "no_worse_than", "within"]
 _MAX_SPREAD: dict[BarKind, float] = {
     # A clear gain stays clear in a wide interval ...
     "at_least": 3.0,
-    # ... but "nothing was lost" means little when the interval would hide a loss of a third.
+    # ... but "nothing was lost" means little when the interval would hide a loss of a third,
+    # unless it lies on one side of the bar.
     "no_worse_than": 1.5,
     # ... and a band decides by its own width: an interval that lies inside is narrow enough.
     "within": 3.0,
@@ -100,7 +101,8 @@ class Bar:
         fails when it lies outside.
 
     ``max_spread`` is the largest ``hi / lo`` of an interval that still counts: a wider one is noise
-    and never decides anything (default 1.5 for ``no_worse_than``, 3.0 for the others).
+    and never decides anything (default 3.0; for ``no_worse_than`` 1.5 where the interval holds the
+    bar).
 
     Raises ValueError for a value or spread that is not finite and positive, an unknown kind, or an
     ``upper`` that is not above ``value`` (``within``) or not wanted (the other kinds).
@@ -124,10 +126,12 @@ class Bar:
         if self.upper is not None and not (math.isfinite(self.upper) and self.upper > self.value):
             raise ValueError(f"upper must be finite and above {self.value}, got {self.upper!r}")
 
-    @property
-    def spread_limit(self) -> float:
+    def spread_limit(self, low: float, high: float) -> float:
         """The ``hi / lo`` above which an interval decides nothing."""
-        return _MAX_SPREAD[self.kind] if self.max_spread is None else self.max_spread
+        if self.max_spread is not None:
+            return self.max_spread
+        beside = high < self.value or low >= self.value
+        return _MAX_SPREAD["at_least" if beside else self.kind]
 
     def __str__(self) -> str:
         if self.upper is not None:
@@ -320,7 +324,7 @@ def look(ratio: PairedRatio, bar: Bar, *, alpha: float = ALPHA, final_at: int = 
 def _decide(low: float, high: float, bar: Bar, final: bool) -> tuple[Verdict | None, str]:
     span = f"the interval [{low:.3g}, {high:.3g}]"
     undecided = Verdict.INCONCLUSIVE if final else None
-    if low <= 0 or not math.isfinite(high) or high / low > bar.spread_limit:
+    if low <= 0 or not math.isfinite(high) or high / low > bar.spread_limit(low, high):
         return undecided, f"{span} is too wide to mean anything: the machine is too noisy"
     if high < bar.value:
         return Verdict.FAIL, f"{span} lies below {bar.value:.3g}x"
