@@ -145,19 +145,11 @@ def judges(count: int) -> Iterator[Executor]:
         count: at least 1.
     """
     spawn = multiprocessing.get_context("spawn")  # torch has threads: a fork would lose them
-    pool = ProcessPoolExecutor(count, spawn, initializer=_judge, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(count, spawn, initializer=die_with_parent, initargs=(os.getpid(),))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _judge(parent: int) -> None:
-    """Begin a process that judges beside others: it has one core, and ends with its parent."""
-    import torch
-
-    torch.set_num_threads(1)
-    die_with_parent(parent)
 
 
 def prove(
