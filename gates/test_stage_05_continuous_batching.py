@@ -374,6 +374,17 @@ class TestBatcher:
                 f"first tokens in the steps {came}",
             )  # fmt: skip
 
+    def test_two_tokens_at_the_beginning(self, gate: GateRun) -> None:
+        """a newcomer gets a token from its prefill and one from the decode pass of the same step"""
+        service = serve(gate, [request(gate, "a", 4, 6)], "a request of six tokens")
+        came = [step["new"] for step in service.steps]
+        if came != [2, 1, 1, 1, 1]:
+            raise GateFailure(
+                Code.WRONG_VALUE, "the tokens of each step, one request of six tokens",
+                str([2, 1, 1, 1, 1]), str(came),
+                likely="The newcomer is left out of the decode pass of its first step.",
+            )  # fmt: skip
+
     def test_tokens_come_as_they_are_computed(self, gate: GateRun) -> None:
         """a step makes at most one decode pass, and returns its tokens"""
         requests = [request(gate, name, 4, 6) for name in "ab"]
@@ -390,17 +401,6 @@ class TestBatcher:
             raise GateFailure(
                 Code.WRONG_COUNT, "a pass for each prefill, and one for all who decode",
                 f"3 passes, then 1 in each step: {[3] + [1] * (len(made) - 1)}", str(made),
-            )  # fmt: skip
-
-    def test_two_tokens_at_the_beginning(self, gate: GateRun) -> None:
-        """a newcomer gets a token from its prefill and one from the decode pass of the same step"""
-        service = serve(gate, [request(gate, "a", 4, 6)], "a request of six tokens")
-        came = [step["new"] for step in service.steps]
-        if came != [2, 1, 1, 1, 1]:
-            raise GateFailure(
-                Code.WRONG_VALUE, "the tokens of each step, one request of six tokens",
-                str([2, 1, 1, 1, 1]), str(came),
-                likely="The newcomer is left out of the decode pass of its first step.",
             )  # fmt: skip
 
     def test_an_id_may_come_again(self, gate: GateRun) -> None:
