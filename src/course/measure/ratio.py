@@ -37,7 +37,8 @@ at 12, 25, 50 and 100 slices, and at every further hundred when slices accumulat
 
 The first look is for what is plain. Its interval goes from the smallest of 12 ratios to the
 largest, so it decides only where every slice lies on the same side of the bar, and where the slices
-do not hang together: of 8 independent ones or fewer, no interval is sure enough.
+do not hang together: of 8 independent ones or fewer, no interval is sure enough. Where two sides
+should agree (``within``), it comes at 50: what a core suffers for two seconds is no disagreement.
 
 What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
 live (where their memory pages lie is worth up to 6%). Bars near 1 need fresh pairs of processes;
@@ -125,6 +126,11 @@ class Bar:
             raise ValueError(f"upper belongs to the kind 'within', and {self.kind!r} was given")
         if self.upper is not None and not (math.isfinite(self.upper) and self.upper > self.value):
             raise ValueError(f"upper must be finite and above {self.value}, got {self.upper!r}")
+
+    @property
+    def first_look(self) -> int:
+        """Slices at which a verdict is first looked for."""
+        return 50 if self.kind == "within" else _FIRST_LOOKS[0]
 
     def spread_limit(self, low: float, high: float) -> float:
         """The ``hi / lo`` above which an interval decides nothing."""
@@ -274,10 +280,10 @@ def interval_rank(slices: int, alpha: float) -> int:
     return rank
 
 
-def look_sizes(max_slices: int) -> list[int]:
-    """Numbers of slices at which a verdict is looked for, up to ``max_slices``."""
-    first = [size for size in _FIRST_LOOKS if size <= max_slices]
-    return first + list(range(_FIRST_LOOKS[-1] + _LOOK_EVERY, max_slices + 1, _LOOK_EVERY))
+def look_sizes(max_slices: int, first: int = _FIRST_LOOKS[0]) -> list[int]:
+    """Numbers of slices at which a verdict is looked for, from ``first`` up to ``max_slices``."""
+    early = [size for size in _FIRST_LOOKS if first <= size <= max_slices]
+    return early + list(range(_FIRST_LOOKS[-1] + _LOOK_EVERY, max_slices + 1, _LOOK_EVERY))
 
 
 def look_alpha(look: int, alpha: float = ALPHA) -> float:
@@ -308,11 +314,11 @@ def look(ratio: PairedRatio, bar: Bar, *, alpha: float = ALPHA, final_at: int = 
     ``final_at`` is the number of slices at which this run ends: once it is reached, what is still
     open becomes a verdict.
     """
-    sizes = look_sizes(len(ratio))
+    sizes = look_sizes(len(ratio), bar.first_look)
     final = len(ratio) >= final_at
     if not sizes:
         verdict = Verdict.INCONCLUSIVE if final else None
-        reason = f"{len(ratio)} slices are too few: the first look needs {_FIRST_LOOKS[0]}"
+        reason = f"{len(ratio)} slices are too few: the first look needs {bar.first_look}"
         return Look(0, len(ratio), (0.0, math.inf), verdict, reason)
 
     number, slices = len(sizes), sizes[-1]
@@ -442,7 +448,7 @@ def measure_pair(
         step_baseline()
         step_candidate()
 
-    looks = set(look_sizes(stop_at)) | {stop_at}
+    looks = set(look_sizes(stop_at, bar.first_look)) | {stop_at}
     while True:
         if len(ratio) % 2 == 0:
             baseline_s = step_baseline()
