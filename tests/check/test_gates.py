@@ -62,7 +62,8 @@ def bandwidth(
         recorded.append(SimpleNamespace(verdict=verdict, pairs=ratio.pairs, slices=len(ratio)))
 
     gate = SimpleNamespace(
-        candidate=Worker(true * 1e10, noise, anew and anew * 1e10), baseline=Worker(1e10, noise), interval=interval,
+        candidate=Worker(true * 1e10, noise, anew and anew * 1e10),
+        baseline=Worker(1e10, noise), interval=interval,
         bar=lambda name: {"at_least": 0.85, "at_most": 1.15}, tell=lambda text: None,
         options=SimpleNamespace(prior={"bandwidth": prior}),
     )  # fmt: skip
@@ -84,7 +85,7 @@ def test_a_band_passes_fails_on_either_side_or_says_that_it_cannot_tell(
     roofline: ModuleType,
 ) -> None:
     good = bandwidth(roofline, 1.0, 0.02, [])
-    assert (good.verdict, good.slices) == (Verdict.PASS, 50)
+    assert (good.verdict, good.slices) == (Verdict.PASS, 25)
     slow, fast = (bandwidth(roofline, true, 0.02, []) for true in (0.7, 1.4))
     assert (slow.verdict, slow.code) == (Verdict.FAIL, "TOO_SLOW")
     assert (fast.verdict, fast.code) == (Verdict.FAIL, "TOO_GOOD")
@@ -95,7 +96,7 @@ def test_a_band_passes_fails_on_either_side_or_says_that_it_cannot_tell(
 def test_two_processes_that_differ_are_no_fault_of_the_solution(roofline: ModuleType) -> None:
     """What lies near the band is measured anew in other processes; what stays there has failed."""
     unlucky = bandwidth(roofline, 1.25, 0.02, [], anew=1.0)
-    assert (unlucky.verdict, unlucky.slices) == (Verdict.PASS, 50)
+    assert (unlucky.verdict, unlucky.slices) == (Verdict.PASS, 25)
     wrong = bandwidth(roofline, 1.25, 0.02, [], anew=1.2)
     assert (wrong.verdict, wrong.code) == (Verdict.FAIL, "TOO_GOOD")
     far = bandwidth(roofline, 2.0, 0.02, [], anew=1.0)  # nobody's luck: no second chance
@@ -108,9 +109,9 @@ def test_an_inconclusive_band_is_gone_on_with(roofline: ModuleType) -> None:
     second = bandwidth(roofline, 1.0, 0.02, first.pairs)
     assert second.slices == 200
     assert second.pairs[:100] == first.pairs
-    third = bandwidth(roofline, 1.0, 0.02, [(1.0, 1.0)] * 50)  # decided the first time
+    third = bandwidth(roofline, 1.0, 0.02, [(1.0, 1.0)] * 25)  # decided the first time
     assert third.verdict is Verdict.PASS
-    assert third.slices > 50
+    assert third.slices > 25
 
 
 def test_traces_differ_in_their_order_and_not_in_their_luck(

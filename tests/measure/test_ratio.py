@@ -94,7 +94,7 @@ def test_looks_spend_no_more_than_alpha_however_many_there_are():
     assert look_alpha(1) == ALPHA / 2
     assert look_sizes(11) == []
     assert look_sizes(100) == [12, 25, 50, 100]
-    assert look_sizes(100, Bar(0.9, "within", upper=1.1).first_look) == [50, 100]
+    assert look_sizes(100, Bar(0.9, "within", upper=1.1).first_look) == [25, 50, 100]
     assert look_sizes(450) == [12, 25, 50, 100, 200, 300, 400]
 
 
@@ -391,9 +391,9 @@ def test_few_slices_decide_nothing():
         ([1.4, 1.6] * 12 + [1.6], Bar(1.5), None),
         ([0.95, 1.05] * 50, Bar(0.85, "within", upper=1.15), PASS),
         ([0.85, 1.15] * 50, Bar(0.85, "within", upper=1.15), PASS),  # the ends belong to it
-        ([0.8] * 49, Bar(0.85, "within", upper=1.15), None),
-        ([0.8] * 50, Bar(0.85, "within", upper=1.15), FAIL),
-        ([1.2] * 50, Bar(0.85, "within", upper=1.15), FAIL),
+        ([0.8] * 24, Bar(0.85, "within", upper=1.15), None),
+        ([0.8] * 25, Bar(0.85, "within", upper=1.15), FAIL),
+        ([1.2] * 25, Bar(0.85, "within", upper=1.15), FAIL),
         ([1.0, 1.3] * 25, Bar(0.85, "within", upper=1.15), None),
         ([1.0, 1.3] * 50, Bar(0.85, "within", upper=1.15), INCONCLUSIVE),
         ([0.7, 1.0] * 50, Bar(0.85, "within", upper=1.15), INCONCLUSIVE),

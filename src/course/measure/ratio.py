@@ -38,7 +38,7 @@ at 12, 25, 50 and 100 slices, and at every further hundred when slices accumulat
 The first look is for what is plain. Its interval goes from the smallest of 12 ratios to the
 largest, so it decides only where every slice lies on the same side of the bar, and where the slices
 do not hang together: of 8 independent ones or fewer, no interval is sure enough. Where two sides
-should agree (``within``), it comes at 50: what a core suffers for two seconds is no disagreement.
+should agree (``within``), it comes at 25: what a core suffers for a second is no disagreement.
 
 What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
 live (where their memory pages lie is worth up to 6%). Bars near 1 need fresh pairs of processes;
@@ -130,7 +130,7 @@ class Bar:
     @property
     def first_look(self) -> int:
         """Slices at which a verdict is first looked for."""
-        return 50 if self.kind == "within" else _FIRST_LOOKS[0]
+        return 25 if self.kind == "within" else _FIRST_LOOKS[0]
 
     def spread_limit(self, low: float, high: float) -> float:
         """The ``hi / lo`` above which an interval decides nothing."""
