@@ -8,7 +8,7 @@ import torch
 
 from course.measure.roofline import Probe, matmul_probe, read_probe
 
-_READING_S = 0.1  # the judge asks again and again, in turn with the student's
+_READING_S = 0.05  # the judge asks again and again, in turn with the student's
 
 
 @cache
