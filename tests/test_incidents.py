@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from course.check.oracle import nano_oracle
 from course.model import load
 from course.syllabus import load_syllabus
 from course.types import Request, SamplingParams
+from loading import module_at
 from test_chapters import fences, section
 
 
@@ -26,16 +26,6 @@ def test_the_logs_of_incidents_are_real(number: int, wrong: str, tmp_path: Path)
     solution = module_at(edited_solution(stage.reference, diff, tmp_path))
     shown = fences(section(stage, "Incident"), "")[0].splitlines()[1:]
     assert [line.split() for line in shown] == list(LOGS[number](solution))
-
-
-def module_at(path: Path) -> ModuleType:
-    """A solution, loaded from its file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def padding_log(solution: ModuleType) -> Iterator[list[str]]:

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -22,17 +21,8 @@ from course.model import load
 from course.paths import course_home
 from course.syllabus import Stage, load_syllabus
 from course.types import Request, Sequence, StepBatch
+from loading import module_at
 from test_chapters import fences, section
-
-
-def module_at(path: Path) -> ModuleType:
-    """A solution, loaded from its file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def wrong(stage: Stage, name: str, scratch: Path) -> Path:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,23 +11,14 @@ from course.check.channel import HEADER, decode, encode
 from course.check.replies import SolutionError
 from course.check.worker import describe_error
 from course.syllabus import Stage
-
-
-def load_file(path: Path) -> ModuleType:
-    """A Python file as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from loading import module_at
 
 
 class LocalWorker:
     """Enough of a `WorkerHost` for scenarios that are plain functions."""
 
     def __init__(self, stage: Stage, solution: ModuleType) -> None:
-        self.scenarios = load_file(stage.scenarios)
+        self.scenarios = module_at(stage.scenarios)
         self.solution = solution
         self.env = SimpleNamespace(solution=solution, device="cpu")
 

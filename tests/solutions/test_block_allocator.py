@@ -16,10 +16,11 @@ from course.check.edits import edited_solution
 from course.check.failure import GateFailure
 from course.syllabus import load_syllabus
 from course.types import OutOfBlocks
-from solutions.local_worker import load_file, local_gate
+from loading import module_at
+from solutions.local_worker import local_gate
 
 STAGE = load_syllabus().find(7)
-SOLUTION = load_file(STAGE.reference)
+SOLUTION = module_at(STAGE.reference)
 
 # Mistakes that show in what operations do, as against what is refused and how long it takes.
 FOUND_BY_CHANCE = [
@@ -36,7 +37,7 @@ FOUND_BY_CHANCE = [
 def judge() -> Any:
     """The gate, as a module."""
     local_gate(STAGE, SOLUTION)  # so that its neighbours can be imported
-    return load_file(STAGE.gate)
+    return module_at(STAGE.gate)
 
 
 class Machine(RuleBasedStateMachine):
@@ -105,7 +106,7 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 def test_random_operations_find_the_mistake(judge: Any, name: str, tmp_path: Path) -> None:
     """Without any of the cases that were thought of beforehand."""
     (path,) = (path for path in STAGE.wrong if path.stem == name)
-    solution = load_file(edited_solution(STAGE.reference, path, tmp_path))
+    solution = module_at(edited_solution(STAGE.reference, path, tmp_path))
 
     def play() -> None:
         for seed in range(6):
