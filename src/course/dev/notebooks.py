@@ -21,6 +21,7 @@ from typing import Any
 
 import nbformat
 
+from course.measure.machine import fingerprint
 from course.paths import course_home
 from course.syllabus import Stage, load_syllabus
 
@@ -106,13 +107,13 @@ def verify(
     so as many notebooks as `side_by_side` says may run at a time.
     """
     say = tell or (lambda _: None)
-    stages = notebook_stages(numbers)
+    stages, cores = notebook_stages(numbers), fingerprint().cores
 
     def run(stage: Stage) -> Problem | None:
         name = stage.notebook.name
         say(f"{name}: running")
         try:
-            seconds = _execute(from_source(stage))
+            seconds = _execute(from_source(stage), threads=max(1, cores // side_by_side))
         except Exception as error:  # whatever a cell raises is a problem of that notebook
             return Problem(name, f"fails when it runs: {_last_lines(error)}")
         say(f"{name}: ran in {seconds:.0f} s")
@@ -196,8 +197,11 @@ def from_source(stage: Stage) -> Any:
     return notebook
 
 
-def _execute(notebook: Any) -> float:
-    """Run all cells in place, in an empty folder, as a reader's Jupyter would; returns seconds."""
+def _execute(notebook: Any, *, threads: int | None = None) -> float:
+    """Run all cells in place, in an empty folder, as a reader's Jupyter would; returns seconds.
+
+    threads: that torch may compute with, where notebooks run side by side; all by default.
+    """
     from nbclient import NotebookClient
     from traitlets.config import Config
 
@@ -217,15 +221,16 @@ def _execute(notebook: Any) -> float:
             config=Config({"KernelManager": sockets}),
         )
         start = time.monotonic()
-        client.execute(env=_environment(), cleanup_kc=True)
+        client.execute(env=_environment(threads), cleanup_kc=True)
         seconds = time.monotonic() - start
     notebook.metadata = metadata  # the kernel adds the exact Python, which is not the source's
     return seconds
 
 
-def _environment() -> dict[str, str]:
+def _environment(threads: int | None) -> dict[str, str]:
     """This process's environment, with the course found from the empty folder."""
-    return {**os.environ, "COURSE_HOME": str(course_home())}
+    own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {**os.environ, **own, "COURSE_HOME": str(course_home())}
 
 
 def _last_lines(error: Exception, count: int = 3) -> str:
