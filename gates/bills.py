@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from course.check.gate import GateRun
 from course.measure import StepWork, decode_work, host_overhead, narrow, pass_work, split_step
-from course.measure.roofline import Roofline, probe
+from course.measure.roofline import Roofline, probe_now
 from course.measure.split import Split
 from course.model import FullAttention
 from course.model.describe import load_config
@@ -24,16 +22,12 @@ from course.model.seeded import seeded_decoder
 
 
 class Bills:
-    """What steps of one model cost on this machine, as it is now.
+    """What steps of the gate's model cost on this machine, as it is now."""
 
-    Args:
-        model: the name that the timed scenarios were given.
-    """
-
-    def __init__(self, gate: GateRun, model: str) -> None:
+    def __init__(self, gate: GateRun) -> None:
         self.device = torch.device(gate.device)
         self.threads = gate.options.threads
-        self.config = load_config(model, gate.device)
+        self.config = load_config(gate.model, gate.device)
         # Seeded models are made in the dtype of their device; the real one is float32 on a CPU.
         self.dtype = torch.float32 if gate.device == "cpu" else torch.bfloat16
 
@@ -60,9 +54,8 @@ class Bills:
     @cached_property
     def roofline(self) -> Roofline:
         """Measured now: what was measured before may have met another machine."""
-        with self._as_in_workers(), TemporaryDirectory() as folder:
-            cache = Path(folder, "now.json")
-            return probe(self.device, dtypes=(self.dtype,), refresh=True, cache=cache)
+        with self._as_in_workers():
+            return probe_now(self.device, (self.dtype,))
 
     @cached_property
     def host_s(self) -> float:

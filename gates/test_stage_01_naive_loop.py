@@ -51,7 +51,7 @@ def test_step_time(gate: GateRun) -> None:
         return f"{ratio.median:.2f}x transformers' speed without a cache ({a:.0f} ms for {b:.0f})"
 
     def notes(ratio: PairedRatio) -> list[str]:
-        bills = Bills(gate, gate.model)
+        bills = Bills(gate)
         middle = sorted(text.lengths)[len(text.lengths) // 2]
         split = bills.split(bills.whole_pass(middle), ratio.candidate_s)
         return [

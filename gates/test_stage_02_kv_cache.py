@@ -268,7 +268,7 @@ def test_step_time(gate: GateRun, index: int, name: str) -> None:
         return f"{ratio.median:.1f}x at {length} tokens ({a:.1f} ms for {b:.1f})"
 
     def notes(ratio: PairedRatio) -> list[str]:
-        bills = Bills(gate, gate.model)
+        bills = Bills(gate)
         naive = bills.split(bills.whole_pass(length), ratio.baseline_s)
         cached = bills.split(bills.decode([length]), ratio.candidate_s)
         return [

@@ -466,7 +466,7 @@ def test_throughput(gate: GateRun) -> None:
         return f"{ratio.median:.1f}x at batch {runs.rows} ({mine:.0f} tokens/s for {alone:.0f})"
 
     def notes(ratio: PairedRatio) -> list[str]:
-        bills = Bills(gate, runs.model)
+        bills = Bills(gate)
         context = round(statistics.fmean(length for length, _ in runs.seconds["candidate"]))
         alone = bills.split(bills.decode([context]), ratio.baseline_s / runs.rows)
         batch = bills.split(bills.decode([context] * runs.rows), ratio.candidate_s)

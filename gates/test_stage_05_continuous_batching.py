@@ -639,7 +639,7 @@ class Race:
         steps = simulate(self.requests, NUM_SLOTS, self.capacity).decode_passes
         gain = static_passes(self.requests, NUM_SLOTS) / steps
         prefills = len(self.requests)
-        bills = Bills(self.gate, self.model)
+        bills = Bills(self.gate)
         read = bills.decode([1]).weight_bytes / bills.roofline.read_bandwidth
         floor, took = (prefills + steps) * read, self.seconds["candidate"]
         return (

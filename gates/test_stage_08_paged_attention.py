@@ -546,8 +546,14 @@ def test_grouping(gate: GateRun) -> None:
 GATHERING = 3  # a context is read, written and read again
 
 
+@pytest.fixture(scope="module")
+def bills(gate: GateRun) -> Bills:
+    """One measurement of the machine for both times."""
+    return Bills(gate)
+
+
 @pytest.mark.number
-def test_step_time(gate: GateRun) -> None:
+def test_step_time(gate: GateRun, bills: Bills) -> None:
     """a decode step against contiguous slots, at equal batch"""
     rows, shortest, longest = gate.bar("equal_batch")
     lengths = [gate.rng.randrange(shortest, longest) for _ in range(rows)]
@@ -558,7 +564,6 @@ def test_step_time(gate: GateRun) -> None:
         return f"{ratio.median:.2f}x the speed of contiguous slots ({a:.1f} ms for {b:.1f})"
 
     def notes(ratio: PairedRatio) -> list[str]:
-        bills = Bills(gate, race.model)
         at = [n + DecodeRace.STEPS // 2 for n in lengths]
         slots = bills.split(bills.decode(at), rows * ratio.baseline_s)
         pages = bills.split(bills.decode(at, kv_times=GATHERING), rows * ratio.candidate_s)
@@ -572,7 +577,7 @@ def test_step_time(gate: GateRun) -> None:
 
 
 @pytest.mark.number
-def test_throughput(gate: GateRun) -> None:
+def test_throughput(gate: GateRun, bills: Bills) -> None:
     """tokens per second out of the same bytes of KV cache"""
     slots, capacity, shortest, longest = gate.bar("equal_memory")
     budget = slots * capacity  # positions
@@ -596,7 +601,6 @@ def test_throughput(gate: GateRun) -> None:
         )
 
     def notes(ratio: PairedRatio) -> list[str]:
-        bills = Bills(gate, race.model)
         at = [n + DecodeRace.STEPS // 2 for n in lengths]
         few = bills.split(bills.decode(at[:slots]), slots * ratio.baseline_s)
         many = bills.split(

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from course.check.codes import Code
+from course.check.failure import GateFailure
+from course.check.result import StageResult
+from course.check.session import has_cuda
 from course.dev.publish import publishable, results_file
 from course.dev.readme import TABLES
 from course.paths import course_home
@@ -33,8 +37,8 @@ def test_numbers_are_found_by_stage_and_tier(tmp_path: Path) -> None:
     assert published_numbers(STAGE_7, "cuda", tmp_path) == [PublishedNumber("H200", "cuda", *fits)]
     assert published_numbers(load_syllabus().find(8), "cpu", tmp_path) == []
     assert published_machines("cuda", tmp_path) == ["H200"]
-    assert published_machines(folder=tmp_path) == ["A CPU", "H200"]
-    assert published_machines(folder=tmp_path / "none") == []
+    assert published_machines("cpu", tmp_path) == ["A CPU"]
+    assert published_machines("cpu", tmp_path / "none") == []
 
 
 def test_the_table_has_a_column_for_each_machine_and_makes_nothing_up(
@@ -85,12 +89,29 @@ def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_there_is_no_gpu_that_is_said(tmp_path: Path) -> None:
-    from course.check.session import Session, Wish, has_cuda
-
-    if has_cuda():
+@pytest.mark.parametrize(("tier", "status", "said"), [("cuda", 4, "no GPU"), ("best", 2, "--tier")])
+def test_what_cannot_be_published_leaves_no_file(
+    tmp_path: Path, tier: str, status: int, said: str
+) -> None:
+    if tier == "cuda" and has_cuda():
         pytest.skip("there is a GPU here")
-    result = Session().check(STAGE_7, Wish("reference", "cuda"))
+    command = [sys.executable, "-m", "course.dev.publish", "7", "--tier", tier]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_is_published_without_what_is_the_owners() -> None:
+    failure = GateFailure(Code.TOO_SLOW, "slow", "1.5x", "1.1x", detail="/home/somebody")
+    result = StageResult(
+        "stage-07", "Blocks", "cpu", "cpu", "nano", "/home/somebody/x.py", "hash", 5,
+        failure=failure, remarks=["in /home/somebody"],
+    )  # fmt: skip
     kept = publishable(result)
-    assert kept["status"] == "not_here"
-    assert kept["failure"]["code"] == "NOT_MEASURABLE"
+    assert kept["status"] == "fail"
+    assert kept["solution"] == "reference"
+    assert kept["failure"] == {
+        "code": "TOO_SLOW", "message": "slow", "expected": "1.5x", "got": "1.1x", "where": "",
+    }  # fmt: skip
+    assert "somebody" not in json.dumps(kept)

@@ -45,7 +45,7 @@ def batch(
         "passes": counts.forward_passes,
         "positions": counts.positions,
         "head_rows": counts.logit_rows,
-        "arguments": [prompts, max_new_tokens, eos_ids],
+        "arguments": [prompts, max_new_tokens, list(ends)],
         "kept": kept,
     }
 

@@ -29,9 +29,9 @@ class PublishedNumber:
     needs: str  # its bar, as it is printed; empty if it is held against nothing
 
 
-def published_machines(tier: str | None = None, folder: Path | None = None) -> list[str]:
-    """The names of the machines with published results; with a tier, only those measured at it."""
-    found = [number.machine for number in _numbers(folder) if tier in (None, number.tier)]
+def published_machines(tier: str, folder: Path | None = None) -> list[str]:
+    """The names of the machines that were measured at a tier."""
+    found = [number.machine for number in _numbers(folder) if number.tier == tier]
     return list(dict.fromkeys(found))
 
 

@@ -23,12 +23,18 @@ ROOFLINE = Roofline(
 )  # fmt: skip
 
 
+def machine(threads: int) -> Any:
+    """As much of a GateRun as bills look at."""
+    options = SimpleNamespace(threads=threads)
+    return SimpleNamespace(device="cpu", model="nano", options=options)
+
+
 @pytest.fixture
 def bills(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(course_home() / "gates"))
     from bills import Bills
 
-    found = Bills(SimpleNamespace(device="cpu", options=SimpleNamespace(threads=1)), "nano")  # type: ignore[arg-type]
+    found = Bills(machine(1))
     found.__dict__.update(roofline=ROOFLINE, host_s=0.002)
     return found
 
@@ -58,13 +64,12 @@ def test_speeds_are_measured_with_the_workers_threads(monkeypatch: pytest.Monkey
 
     before, seen = torch.get_num_threads(), []
 
-    def probe(*_: Any, **__: Any) -> Roofline:
+    def probe_now(*_: Any, **__: Any) -> Roofline:
         seen.append(torch.get_num_threads())
         return ROOFLINE
 
-    monkeypatch.setattr(module, "probe", probe)
-    gate: Any = SimpleNamespace(device="cpu", options=SimpleNamespace(threads=before + 1))
-    found = module.Bills(gate, "nano")
+    monkeypatch.setattr(module, "probe_now", probe_now)
+    found = module.Bills(machine(before + 1))
     assert found.roofline is found.roofline
     assert seen == [before + 1]
     assert 0 < found.host_s < 1

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from course.check.result import StageResult
-from course.check.session import Session, Wish
+from course.check.result import Exit, StageResult
+from course.check.session import Session, Wish, has_cuda
 from course.paths import course_home
 from course.study.workspace import write_atomically
 from course.syllabus import Stage, load_syllabus
@@ -80,11 +80,15 @@ def main(
     """Run the gates on the references and write what they measure to `results/<machine>.json`.
 
     The file is written after each stage, so a run that is cut short has lost one stage at most.
-    Status: 0 if every stage passed, 1 otherwise.
+    Status: 0 if every stage passed, 1 if not, 2 for wrong usage, 4 without a GPU for tier cuda.
     """
     until = time.monotonic() + minutes * 60
     session, syllabus = Session(), load_syllabus()
-    session.tier(tier)
+    if tier not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"must be cpu or cuda, got {tier!r}", param_hint="--tier")
+    if tier == "cuda" and not has_cuda():  # nothing to publish, not even that it failed
+        print("no GPU here that torch can use; --tier cpu is a rehearsal")
+        raise typer.Exit(Exit.NOT_HERE)
     chosen = [syllabus.find(name) for name in stages] if stages else list(syllabus.published)
     name = session.machine.name(tier)
     path = results_file(name, tier, out or course_home() / "results")

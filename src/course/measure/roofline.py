@@ -300,6 +300,14 @@ def probe(
     return measured
 
 
+def probe_now(device: torch.device | str, dtypes: Iterable[torch.dtype]) -> Roofline:
+    """Measure the device's roofline as it is at this moment; no record is taken or kept.
+
+    Raises ValueError for a device that is neither cpu nor cuda.
+    """
+    return _measure(_checked(device), tuple(dtypes))
+
+
 def _measure(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> Roofline:
     others = _OthersWatch()
     read = read_bandwidth(device)

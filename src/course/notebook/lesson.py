@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import torch
 from IPython.display import Markdown, display
 
 from course.measure.machine import Machine, fingerprint
-from course.measure.roofline import Roofline, probe
+from course.measure.roofline import Roofline, probe, probe_now
 from course.measure.split import host_overhead, narrow
 from course.model import Decoder, LoadedModel, ModelConfig, ModelUnavailable, Tokenizer, load
 from course.model.fetch import SMOLLM2
@@ -88,8 +86,7 @@ class Lesson:
         Noise only ever makes a machine slower, so the better figure is the truer one.
         """
         dtypes = (self.model.dtype,)
-        with TemporaryDirectory() as folder:
-            now = probe(self.device, dtypes=dtypes, refresh=True, cache=Path(folder, "now.json"))
+        now = probe_now(self.device, dtypes)
         return now.better_of(probe(self.device, dtypes=dtypes))
 
     def host_overhead(

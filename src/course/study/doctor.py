@@ -150,7 +150,8 @@ def _progress() -> Finding:
     if not os.access(where, os.W_OK):
         advice = f"{where} is read-only: results are shown but not kept"
         return Finding("limit", "progress", "cannot be written", advice)
-    return Finding("ok", "progress", f"{len(checks)} check{'s'[: len(checks) != 1]} recorded")
+    what = "check" if len(checks) == 1 else "checks"
+    return Finding("ok", "progress", f"{len(checks)} {what} recorded")
 
 
 def _watching() -> Finding:
