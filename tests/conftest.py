@@ -6,13 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from check.fork_server import ForkServer
+    from course.check.fork_server import ForkServer
     from toy_course import ToyCourse
 
 
@@ -30,7 +29,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    from check.fork_server import ForkServer
+    from course.check.fork_server import ForkServer
 
     server = ForkServer()
     yield server
@@ -39,13 +38,10 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def forked(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are forked instead of started: see `check.fork_server`."""
+    """Workers are forked instead of started: see `course.check.fork_server`."""
     from course.check import host
 
-    names = ("DEVNULL", "STDOUT", "TimeoutExpired")
-    kept = {name: getattr(host.subprocess, name) for name in names}
-    stand_in = SimpleNamespace(**kept, Popen=fork_server.popen)
-    monkeypatch.setattr(host, "subprocess", stand_in)
+    monkeypatch.setattr(host, "launch", fork_server.fork)
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def prove(
 
     total = 0
     broken: list[tuple[Stage, Proof]] = []
-    with judges(session.machine.cores) as side_by_side:
+    with judges(session.machine.cores, tier) as side_by_side:
         for stage in chosen:
             console.print(f"{stage.id}  {stage.title}  ({models[stage.id]}, {tier})", style="bold")
             with tempfile.TemporaryDirectory() as scratch, status as say:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from course.check import processes
 from course.check.channel import BadFrame, Channel, ChannelClosed, ChannelTimeout
@@ -66,6 +66,36 @@ class Step:
     done: bool
 
 
+class WorkerProcess(Protocol):
+    """What a host needs of its worker's process; `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...  # noqa: D102
+    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
+
+
+def start_anew(
+    channel: tuple[int, int], output: IO[bytes], environment: Mapping[str, str], cwd: str
+) -> WorkerProcess:
+    """Start a worker as a new Python, in a session of its own.
+
+    Args:
+        channel: the descriptors it reads from and writes to.
+        output: where what it prints goes.
+        environment: all of it.
+    """
+    command = [sys.executable, "-m", "course.check.worker", *map(str, channel), str(os.getpid())]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        pass_fds=channel, env=dict(environment), cwd=cwd, start_new_session=True,
+    )  # fmt: skip
+
+
+# How workers are started. A proof, which needs hundreds, forks them: `course.check.fork_server`.
+launch = start_anew
+
+
 class WorkerHost:
     """A worker process, seen from the judge. Starting is asynchronous: see `wait_loaded`."""
 
@@ -79,17 +109,11 @@ class WorkerHost:
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115  closed in close()
         down_read, down_write = os.pipe()
         up_read, up_write = os.pipe()
-        command = [sys.executable, "-m", "course.check.worker"]
-        command += [str(down_read), str(up_write), str(os.getpid())]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            pass_fds=(down_read, up_write),
-            env={**worker_environment(config.threads), **config.environment},
-            cwd=tempfile.gettempdir(),
-            start_new_session=True,
+        self.process = launch(
+            (down_read, up_write),
+            self._output,
+            {**worker_environment(config.threads), **config.environment},
+            tempfile.gettempdir(),
         )
         os.close(down_read)
         os.close(up_write)

@@ -6,8 +6,8 @@
    own, a named wrong solution stands in: one whose first line says it is the control);
 4. every file in gates/wrong/ fails with the code in its first line.
 
-Claims that no clock decides are tried side by side, one on each core. The others come after, one by
-one.
+Claims that no clock decides are tried side by side, one on each core, in workers that are forked.
+The others come after, one by one, in workers that are started as `course check` starts them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from course.check import host
 from course.check.codes import Code, Kind
 from course.check.edits import SUFFIX, BadEdit, edited, edited_solution
+from course.check.fork_server import ForkServer
 from course.check.gate import GateOptions
 from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
@@ -138,18 +140,26 @@ def _must_fit(stage: Stage, diff: Path) -> None:
 
 
 @contextlib.contextmanager
-def judges(count: int) -> Iterator[Executor]:
+def judges(count: int, tier: str) -> Iterator[Executor]:
     """Processes that judge side by side. They are kept from stage to stage, and end with this one.
 
     Args:
         count: at least 1.
+        tier: "cpu" or "cuda"; on a CPU their workers are forked.
     """
     spawn = multiprocessing.get_context("spawn")  # torch has threads: a fork would lose them
-    pool = ProcessPoolExecutor(count, spawn, initializer=die_with_parent, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(count, spawn, initializer=_judge, initargs=(os.getpid(), tier))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _judge(parent: int, tier: str) -> None:
+    """What a process does before it judges."""
+    die_with_parent(parent)
+    if tier == "cpu":  # a driver does not survive a fork
+        host.launch = ForkServer().fork
 
 
 def prove(

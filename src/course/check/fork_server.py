@@ -1,10 +1,9 @@
 """Workers in milliseconds: one process imports torch and the worker, and then forks.
 
-A worker that starts by itself takes two seconds, nearly all of them for importing torch. Tests of
-what solutions do need a fresh process each, and there are many. `ForkServer.popen` stands in for
-`subprocess.Popen` in `course.check.host`; what it starts is a real worker in a process of its own,
-in the state in which `python -m course.check.worker` would be. A few tests start workers the long
-way.
+A worker that starts by itself takes a second or two, nearly all of them for importing torch. A
+proof tries hundreds of solutions, and each needs a fresh process. What is forked is a real worker
+in a process of its own, in the state in which `python -m course.check.worker` would be. A check
+starts it that way, and so does a proof where a clock decides.
 """
 
 from __future__ import annotations
@@ -18,77 +17,83 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import IO, Any
 
 
 class ForkServer:
-    """The process that forks workers."""
+    """The process that forks workers: `host.launch = server.fork` has hosts use it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self.lock = threading.Lock()  # a worker's memory is watched from another thread
+        quiet = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            [sys.executable, "-m", "course.check.fork_server", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], env={**os.environ, **quiet},
         )  # fmt: skip
         theirs.close()
-        assert self.ask({"do": "ready?"})["ready"]
+        self._ask({"do": "ready?"})
 
-    def ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
-        with self.lock:
-            return self._ask(message, fds)
-
-    def _ask(self, message: dict[str, Any], fds: tuple[int, ...]) -> dict[str, Any]:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self.socket.sendmsg([json.dumps(message).encode()], rights)
-        answer: dict[str, Any] = json.loads(self.socket.recv(65536))
-        return answer
-
-    def popen(self, command: list[str], **options: Any) -> ForkedProcess:
-        assert command[1:3] == ["-m", "course.check.worker"]
-        assert options["start_new_session"]
-        assert options["stderr"] == subprocess.STDOUT
-        read_fd, write_fd = (int(word) for word in command[3:5])
-        assert options["pass_fds"] == (read_fd, write_fd)
-        output = options["stdout"].fileno()
-        answer = self.ask(
-            {"do": "fork", "env": options["env"], "cwd": options["cwd"]}, read_fd, write_fd, output
-        )
+    def fork(
+        self, channel: tuple[int, int], output: IO[bytes], environment: Mapping[str, str], cwd: str
+    ) -> ForkedProcess:
+        """Fork a worker. The arguments are those of `course.check.host.start_anew`."""
+        message = {"do": "fork", "env": dict(environment), "cwd": cwd}
+        answer = self._ask(message, *channel, output.fileno())
         return ForkedProcess(self, answer["pid"])
 
+    def status(self, pid: int) -> int | None:
+        """The exit status of a worker, negative for a signal; None while it runs."""
+        status: int | None = self._ask({"do": "poll", "pid": pid})["status"]
+        return status
+
+    def _ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        with self.lock:
+            self.socket.sendmsg([json.dumps(message).encode()], rights)
+            answer: dict[str, Any] = json.loads(self.socket.recv(65536))
+        return answer
+
     def close(self) -> None:
+        """End the server. Workers that still run end with it."""
         self.socket.close()
         self.process.wait(timeout=30)
 
 
 class ForkedProcess:
-    """As much of `subprocess.Popen` as the host uses."""
+    """A worker that was forked: as much of `subprocess.Popen` as its host uses."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.server = server
         self.pid = pid
         self.returncode: int | None = None
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # a process can be waited for only once
 
     def poll(self) -> int | None:
-        with self.lock:  # a process can be waited for only once
+        """The exit status, or None while it runs."""
+        with self.lock:
             if self.returncode is None:
-                self.returncode = self.server.ask({"do": "poll", "pid": self.pid})["status"]
+                self.returncode = self.server.status(self.pid)
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        end = time.monotonic() + (3600 if timeout is None else timeout)
-        while self.poll() is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("worker", timeout or 0)
+        """The exit status, once there is one.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
             time.sleep(0.005)
-        assert self.returncode is not None
-        return self.returncode
+        return status
 
 
 def serve(control: socket.socket) -> None:
-    """The server's side: answer until the tests are gone."""
+    """The server's side: answer until whoever asks is gone."""
     import course.check.worker  # noqa: F401  brings torch
 
     while True:
@@ -115,7 +120,7 @@ def serve(control: socket.socket) -> None:
 
 
 def be_a_worker(message: dict[str, Any], fds: list[int]) -> None:
-    """Be what `subprocess.Popen` would have started."""
+    """Be what `course.check.host.start_anew` would have started."""
     from course.check import worker
 
     read_fd, write_fd, output = fds
@@ -128,7 +133,6 @@ def be_a_worker(message: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(message["env"])
     sys.argv = ["worker", str(read_fd), str(write_fd), str(os.getppid())]
-    sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]
     status = 1
     try:
         worker.main()
