@@ -606,6 +606,30 @@ def test_steps(gate: GateRun) -> None:
 
 
 @pytest.mark.number
+def test_work(gate: GateRun) -> None:
+    """operations of the same texts in short slots and in long ones"""
+    requests = [request(gate, f"w{i}", 2 + i, 12 + i) for i in range(6)]
+    short = 64  # the longest needs 23; who attends in steps of 16, 32 or 64 loses nothing
+    long = nano_oracle().config.max_context
+    few, many = (
+        expect.result_of(
+            lambda slot=slot: gate.candidate.call(
+                "work", model="nano", requests=requests, num_slots=4, capacity=slot
+            ),
+            f"six requests in slots of {slot} positions",
+        )
+        for slot in (short, long)
+    )
+    gate.exact(
+        "work", round(many / max(1, few), 3), equals=1.0, code=Code.TOO_MUCH_TRAFFIC,
+        text=f"{many / max(1, few):.2f}x the operations in slots of {long} positions as in slots "
+        f"of {short}",
+        message="a step works over what its slots reserve, and not over what they hold",
+        likely="Attention is given all columns of a slot; those past the longest context are empty",
+    )  # fmt: skip
+
+
+@pytest.mark.number
 def test_wall_time(gate: GateRun) -> None:
     """the whole trace against static batches"""
     race = Race(gate)

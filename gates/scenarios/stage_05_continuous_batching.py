@@ -7,9 +7,10 @@ import torch
 from poison import new_memory_is_nan
 
 from course.measure.counters import tensors_in
+from course.measure.flops import CountedFlops
 from course.types import FinishReason, Output, Request, SamplingParams
 
-__all__ = ["overflow", "refused", "serve", "serve_timed", "slots", "static_timed"]
+__all__ = ["overflow", "refused", "serve", "serve_timed", "slots", "static_timed", "work"]
 
 
 def serve(
@@ -123,6 +124,17 @@ def serve_timed(
         batcher.add(request_of(request))
     while batcher.has_work:
         yield plain(batcher.step())
+
+
+def work(env: Any, model: str, requests: list[Any], num_slots: int, capacity: int) -> int:
+    """Floating-point operations of serving these requests, matrix products and attention."""
+    batcher = env.solution.ContinuousBatcher(env.model(model), num_slots, capacity)
+    for request in requests:
+        batcher.add(request_of(request))
+    with CountedFlops() as flops:
+        while batcher.has_work:
+            batcher.step()
+    return flops.total
 
 
 def static_timed(env: Any, model: str, requests: list[Any], num_slots: int) -> Iterator[Any]:

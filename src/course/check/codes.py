@@ -253,9 +253,10 @@ PAGES: dict[Code, Page] = {
     ),
     Code.TOO_MUCH_TRAFFIC: _P(
         Kind.NUMBER,
-        "More bytes are copied, or loaded by a kernel, than a step needs.",
+        "More bytes are copied, or loaded, than a step needs.",
         (
             "`torch.cat` onto the old cache copies all of it, every step.",
+            "Attention is given all columns that a slot reserves, nearly all of them empty.",
             "A kernel loads the same keys once for each query head, or what lies past a context.",
         ),
         "Reserve once, write in place. In a kernel, let all rows that need a key share its load.",
