@@ -9,7 +9,7 @@ from paged import as_views, batch_from, chosen, decode, random_past, served
 from poison import poison
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course.measure.counters import CopiedBytes, tensor_bytes
+from course.measure.counters import CopiedBytes, NewTensors, tensor_bytes
 from course.types import StepBatch
 
 __all__ = [
@@ -223,11 +223,13 @@ def operations(env: Any, model: str, lengths: list[int], block_size: int) -> int
 
 
 def held_bytes(env: Any, model: str, lengths: list[int], block_size: int) -> list[int]:
-    """Bytes that a full pool holds after a prefill and a decode step; of keys and values alone."""
+    """Bytes that a prefill and a decode step leave, wherever they are kept; of the pool alone."""
+    env.model(model)
+    made = NewTensors()
     attend, layers = decoding(env, model, lengths, block_size, 0)
     for layer, tensors in enumerate(layers):
         attend(layer, *tensors)
-    return [tensor_bytes(attend), tensor_bytes([attend.keys, attend.values])]
+    return [made.bytes(exclude=[layers]), tensor_bytes([attend.keys, attend.values])]
 
 
 def copied_by_pairs(env: Any, model: str, num_blocks: int, block_size: int, pairs: Any) -> int:

@@ -1,12 +1,19 @@
 """Counters are exact: every expected figure here is derived by hand."""
 
+import functools
 from collections import deque
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from course.measure.counters import CopiedBytes, CountingModel, WorkCounts, tensor_bytes
+from course.measure.counters import (
+    CopiedBytes,
+    CountingModel,
+    NewTensors,
+    WorkCounts,
+    tensor_bytes,
+)
 
 
 class FakeModel:
@@ -237,3 +244,37 @@ def test_an_opaque_tensor_counts_by_its_shape():
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     assert tensor_bytes([torch.zeros(6, 5).to_mkldnn()]) == 120
+
+
+def test_new_tensors_are_found_wherever_they_are_kept():
+    kept = {}
+
+    @functools.cache
+    def remembers(size):
+        return torch.zeros(size)
+
+    def closure():
+        inside = torch.zeros(5)
+        return lambda: inside
+
+    old = torch.zeros(1000)
+    made = NewTensors()
+    assert made.bytes() == 0
+    view, kept["mine"] = old[:10], torch.zeros(100)
+    assert made.bytes() == 400
+    assert view.numel() == 10
+    remembers(10)
+    holds = closure()
+    assert made.bytes() == 400 + 40 + 20
+    assert holds().numel() == 5
+    assert made.bytes(exclude=[kept]) == 60
+    del kept["mine"]
+    assert made.bytes() == 60
+
+
+def test_a_tensor_that_is_gone_does_not_hide_a_new_one():
+    gone = torch.zeros(100)
+    made = NewTensors()
+    del gone
+    new = [torch.zeros(100) for _ in range(20)]
+    assert made.bytes() == 20 * 400 == 400 * len(new)
