@@ -52,12 +52,14 @@ class Case:
     def __init__(
         self, gate: GateRun, heads: tuple[int, int, int], block_size: int, queries: list[int],
         lengths: list[int], *, dtype: torch.dtype = torch.float32, scale: float = 1.0,
+        shift: float = 0.0,
     ) -> None:  # fmt: skip
         """
         Args:
             heads: query heads, KV heads, width.
             queries, lengths: of each sequence; the queries are its last positions.
             scale: of the queries: large ones make the scores large.
+            shift: added to every value: large ones make sums over them large.
         """
         query_heads, kv_heads, width = heads
         generator = torch.Generator().manual_seed(gate.rng.randrange(1 << 30))
@@ -73,8 +75,8 @@ class Case:
             table = [ids.pop() for _ in range(blocks[row])]
             tables[row, : len(table)] = torch.tensor(table)
             k, v = (
-                torch.randn(length, kv_heads, width, generator=generator).to(dtype)
-                for _ in range(2)
+                (torch.randn(length, kv_heads, width, generator=generator) + more).to(dtype)
+                for more in (0.0, shift)
             )
             for pool, new in ((keys, k), (values, v)):
                 for index, block in enumerate(table):
@@ -173,8 +175,17 @@ class TestKernel:
             raise GateFailure(
                 Code.WRONG_COUNT, "4 splits are 4 programs, and each loads the queries",
                 f"at least twice the {once:,} bytes of one", f"{split:,}",
-                likely="num_splits is not looked at.",
+                likely="num_splits is not looked at."
+                if once < 2 * case.arguments[0].nbytes
+                else "Every tile of keys loads the queries anew.",
             )  # fmt: skip
+
+    def test_a_long_context(self, gate: GateRun) -> None:
+        """a context of some thousand positions is read to its end"""
+        case = Case(gate, (2, 1, 64), 32, [1], [gate.rng.randrange(2500, 2600)])
+        for splits in (1, 8):
+            what = f"a context of {case.arguments[4].item():,} positions, {splits} splits"
+            case.check(call(gate, case, splits, what), what, FLOAT32)
 
     def test_large_scores(self, gate: GateRun) -> None:
         """scores of some hundred do not overflow"""
@@ -192,6 +203,12 @@ class TestKernel:
                 Code.WRONG_TYPE, "the result has the dtype of q", "float16", str(out.dtype)
             )
         case.check(out, "float16", FLOAT16)
+        # The weights of 350 positions, each about 1, times 400: more than a float16 can hold.
+        case = Case(
+            gate, (2, 1, 64), 16, [1], [700], dtype=torch.float16, scale=1e-3, shift=400.0
+        )  # fmt: skip
+        what = "values of about 400 in float16, 700 of them in 2 splits"
+        case.check(call(gate, case, 2, what), what, 400 * FLOAT16)
 
     def test_a_pool_of_billions(self, gate: GateRun) -> None:
         """blocks past 2**31 elements are found"""
@@ -239,11 +256,14 @@ class TestAttention:
     @pytest.mark.parametrize("splits", [None, 2])
     def test_steps(self, gate: GateRun, splits: int | None) -> None:
         """prefill, decode and chunks, short and long, in one step and another"""
-        pages = Pages(gate, (4, 2, 16), 4, [60, 40, 40, 30])
+        pages = Pages(gate, (4, 2, 16), 4, [160, 40, 40, 30])
         most = 4 if splits else 16  # in the interpreter, each query of a split step takes its time
-        counts = [{0: 20, 1: 3}, {1: 1, 2: 17, 0: 1}, {2: most, 3: 2}, {3: 1, 0: 1, 1: 1, 2: 1}]
+        counts = [
+            {0: 120, 1: 3}, {1: 1, 2: 17, 0: 1}, {2: most, 3: 2}, {3: 1, 0: 1, 1: 1, 2: 1},
+            {0: 1, 1: 1, 2: 1, 3: 17},
+        ]  # fmt: skip
         todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
-        what = f"steps of 1 to 20 queries, num_splits = {splits}"
+        what = f"steps of 1 to 120 queries, num_splits = {splits}"
 
         def run() -> list[Any]:
             scenario = interpreted(gate).start(
@@ -258,9 +278,11 @@ class TestAttention:
         for index, (step, count) in enumerate(zip(found, counts, strict=True)):
             for sequence, new in count.items():
                 lengths[sequence] += new
-            short = sum(lengths[s] for s, new in count.items() if new <= 16)
-            alone = sum(count.values()) if max(count.values()) <= 16 else None
-            used_the_kernel(step, short, alone, index)
+            few = [s for s, new in count.items() if new <= 16]
+            read = sum(lengths[s] for s in few)
+            gathered = sum(lengths[s] for s in count if s not in few)
+            used_the_kernel(step, read, sum(count.values()), gathered, index)
+            called_the_kernel(step["calls"], max(count[s] for s in few), splits, index)
 
     def test_splits_are_a_power_of_two(self, gate: GateRun) -> None:
         """splits_for gives powers of two, and leaves short contexts whole"""
@@ -274,15 +296,49 @@ class TestAttention:
             if splits < 1 or splits & (splits - 1) or (longest <= 64 and splits > 1):
                 wanted = "1" if longest <= 64 else "a power of two"
                 raise GateFailure(Code.WRONG_VALUE, what, wanted, str(splits))
+        most = dict(zip(map(tuple, asked), found, strict=True))[(1, 100_000)]
+        if most == 1:
+            raise GateFailure(
+                Code.WRONG_VALUE, "splits_for(1 program, 100,000 positions)", "more than 1", "1",
+                likely="One program reads it all, and every other processor waits.",
+            )  # fmt: skip
 
 
-def used_the_kernel(step: dict[str, Any], positions: int, written: int | None, index: int) -> None:
+def called_the_kernel(
+    calls: list[dict[str, int]], queries: int, splits: int | None, index: int
+) -> None:
+    """What `paged_attention` was asked for in a step; nothing is said where it was not called.
+
+    Args:
+        calls: the numbers of each call.
+        queries: the most that a sequence of few queries has.
+        splits: that the attention was made with.
+    """
+    most = max((call["max_queries"] for call in calls), default=0)
+    if most > queries:
+        raise GateFailure(
+            Code.WRONG_COUNT, f"step {index}: max_queries, where no short chunk has more queries",
+            f"{queries}", f"{most}",
+            likely="Every sequence is padded to the most queries that the kernel can take.",
+        )  # fmt: skip
+    wrong = {call["num_splits"] for call in calls} - {splits}
+    if splits is not None and wrong:
+        raise GateFailure(
+            Code.WRONG_VALUE, f"step {index}: splits of an attention made with num_splits={splits}",
+            f"{splits}", f"{min(wrong)}",
+        )  # fmt: skip
+
+
+def used_the_kernel(
+    step: dict[str, Any], positions: int, written: int, gathered: int, index: int
+) -> None:
     """The kernel itself has read the contexts of the sequences with few queries.
 
     Args:
         step: what the scenario found.
         positions: of those contexts, all together.
-        written: positions that the step stores, if nothing was to be gathered; else None.
+        written: positions that the step stores.
+        gathered: positions of the contexts with more queries, which go stage 08's way.
     """
     per_position = 2 * 2 * 2 * 16 * 4  # layers, keys and values, KV heads, width, float32
     kv_bytes = positions * per_position
@@ -293,11 +349,14 @@ def used_the_kernel(step: dict[str, Any], positions: int, written: int | None, i
             f"{kv_bytes:,} bytes of the pool, loaded by a kernel", f"{step['loaded']:,}",
             likely="The step goes through stage 08, which gathers.",
         )  # fmt: skip
-    if written is not None and step["copied"] > written * per_position + kv_bytes // 2:
+    moved = (written + gathered) * per_position
+    queries = 2 * 4 * 16 * 4 * written  # those of both layers: to bring them in order is allowed
+    small = gathered <= 32  # the mask of a longer chunk is more than all contexts
+    if small and step["copied"] > moved + 4 * queries + kv_bytes // 4:
         raise GateFailure(
             Code.TOO_MUCH_TRAFFIC, f"{what}: copied as well",
-            f"{written * per_position:,} bytes, to store what is new", f"{step['copied']:,}",
-            likely="Contexts are gathered beside the kernel.",
+            f"{moved:,} bytes, to store what is new and to gather for the long chunks",
+            f"{step['copied']:,}", likely="Contexts are gathered beside the kernel.",
         )  # fmt: skip
 
 
@@ -390,7 +449,7 @@ def test_builds(gate: GateRun) -> None:
                 "a launch that is handed the pool", f"{len(read)} launches, none of them",
             )  # fmt: skip
         for launch, build in read:
-            spills += build.spills + (build.stack_bytes > 0)
+            spills = max(spills, build.spills)
             registers = max(registers, build.registers)
             shared = max(shared, launch["shared"])
             if launch["reads_pool"]:
@@ -404,8 +463,9 @@ def test_builds(gate: GateRun) -> None:
         message="keys and values are loaded in narrow pieces",
     )  # fmt: skip
     gate.exact(
-        "spills", spills, equals=0, code=Code.SPILLED_REGISTERS,
-        text=f"{spills} instructions spill registers, in {len(BUILDS)} builds each for {where}",
+        "spills", spills, at_most=gate.bar("spills"), code=Code.SPILLED_REGISTERS,
+        text=f"{spills} instructions of a kernel spill registers, in the worst of {len(BUILDS)} "
+        f"builds each for {where}",
         message="a kernel needs more registers than a thread has",
     )  # fmt: skip
     gate.report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from course.check.codes import Code
+from course.check.expect import wrong_token
 from course.check.failure import GateFailure
 from course.check.oracle import nano_oracle
 
@@ -32,6 +33,7 @@ def check_text(
         raise GateFailure(
             Code.WRONG_TOKEN, f"{what}: token {index} differs from that of an independent model",
             str(token), str(got[index]), where=f"token {index} of {limit}",
+            likely=wrong_token(index),
         )  # fmt: skip
     if len(got) != wanted:
         raise GateFailure(

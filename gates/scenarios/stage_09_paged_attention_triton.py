@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,9 @@ def kernel(
 ) -> Any:
     """What `paged_attention` returns for tensors that the judge has made; or what it writes."""
     tensors = [tensor.to(env.device) for tensor in arguments]
+    q = tensors[0]
+    gap = q.new_full((len(q), 1, q.shape[2]), float("nan"))
+    tensors[0] = torch.cat((q, gap), dim=1)[:, : q.shape[1]]  # a view, as the decoder hands it over
     given = {} if out is None else {"out": out.to(env.device)}
     found = env.solution.paged_attention(
         *tensors, max_queries=max_queries, num_splits=num_splits, **given
@@ -63,8 +67,8 @@ def attention(
 ) -> Iterator[Any]:  # fmt: skip
     """Steps of `TritonPagedAttention` on a pool full of NaN, as stage 08's scenario does it.
 
-    Yields the outputs of each layer, the bytes that kernels have loaded from the pool, and the
-    bytes that torch has copied.
+    Yields the outputs of each layer, the bytes that kernels have loaded from the pool, the bytes
+    that torch has copied, and what `paged_attention` was asked for.
     """
     config = replace(
         env.model(model).config, num_layers=2, num_heads=heads[0], num_kv_heads=heads[1],
@@ -75,12 +79,33 @@ def attention(
     )
     poison(attend)
     pools = {"keys": attend.keys, "values": attend.values}
+    calls = noted_calls(env.solution)
     for _, batch, layers in todo:
+        calls.clear()
         attend.plan(batch_from(batch, env.device))
         given = [as_views(*(t.to(env.device)[None] for t in tensors)) for tensors in layers]
         with LoadedBytes(pools) as loaded, CopiedBytes() as copied:
             outputs = [attend(layer, *tensors)[0] for layer, tensors in enumerate(given)]
-        yield {"outputs": outputs, "loaded": loaded.of(*pools), "copied": copied.bytes}
+        yield {
+            "outputs": outputs,
+            "loaded": loaded.of(*pools),
+            "copied": copied.bytes,
+            "calls": list(calls),
+        }
+
+
+def noted_calls(solution: Any) -> list[dict[str, int]]:
+    """From now on, the numbers that `paged_attention` is called with, by name."""
+    calls: list[dict[str, int]] = []
+    original = solution.paged_attention
+
+    @wraps(original)
+    def noted(*args: Any, max_queries: int, num_splits: int = 1, **named: Any) -> Any:
+        calls.append({"max_queries": max_queries, "num_splits": num_splits})
+        return original(*args, max_queries=max_queries, num_splits=num_splits, **named)
+
+    solution.paged_attention = noted
+    return calls
 
 
 def splits(env: Any, asked: list[list[int]]) -> list[Any]:

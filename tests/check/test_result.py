@@ -165,6 +165,7 @@ def full() -> StageResult:
     failure = GateFailure(
         Code.WRONG_TOKEN, f"a prompt with {NASTY}", "1 2 [3]", "1 2 [red]3[/red]", "token 2 of 3",
         f"Traceback:\n  File 'x'\n{NASTY}\n" + "y" * 200, hint=2, notes=["a note [dim]"],
+        likely="a cause [b]",
     )  # fmt: skip
     numbers = [
         number(exact=True),
@@ -174,7 +175,7 @@ def full() -> StageResult:
     ]  # fmt: skip
     return result(
         numbers=numbers, failure=failure, remarks=["note [red] /a/[path]"], missing=["time"],
-        checks=[check(), check("failed")],
+        checks=[check(), check("failed")], printed=f"shape [2]\n{NASTY}",
     )  # fmt: skip
 
 
@@ -195,8 +196,8 @@ def test_a_report_tells_everything() -> None:
         "reported", "inconclusive", "GPU number not measured on this machine",
         "not measured time. A check that is absent is not a pass.", "WRONG_TOKEN", "[bold]word[/]",
         "expected 1 2 [3]", "got 1 2 [red]3[/red]", "where token 2 of 3", "a note [dim]",
-        "note note [red] /a/[path]", "Traceback:", "likely", "course explain WRONG_TOKEN",
-        "course hint 1 --level 2", "not yet (0 s)", ":smile:",
+        "note note [red] /a/[path]", "Traceback:", "likely a cause [b]", "course explain WRONG_TOKEN",
+        "course hint 1 --level 2", "not yet (0 s)", ":smile:", "printed shape [2]",
     ):  # fmt: skip
         assert words in flat, words
     assert "\x1b" not in text
@@ -226,6 +227,11 @@ def test_the_last_line_says_how_it_ended(words: str) -> None:
 def test_a_stub_is_sent_to_the_chapter() -> None:
     text = printed(result(failure=GateFailure(Code.NOT_IMPLEMENTED, "your code goes here")))
     assert "course read 1" in text
+
+
+def test_a_contract_that_did_not_run_is_not_a_contract_without_faults() -> None:
+    found = result(checks=[], numbers=[], failure=GateFailure(Code.SYNTAX_ERROR, "no such word"))
+    assert "contract not run" in " ".join(printed(found).split())
 
 
 # -- JUnit ----------------------------------------------------------------------------------------

@@ -66,6 +66,16 @@ def test_the_first_failure_ends_the_gate(toy: ToyCourse) -> None:
     assert not result.passed
 
 
+def test_what_a_failing_solution_printed_is_shown(toy: ToyCourse) -> None:
+    toy.solve(double="print('twice', number) or 2.0 * number")
+    result = run(toy)
+    assert result.failure is not None
+    assert result.printed.splitlines()[-1].startswith("twice ")
+    assert len(result.printed.splitlines()) <= 10
+    toy.solve(double="print('twice', number) or 2 * number")
+    assert run(toy).printed == ""
+
+
 def test_numbers_are_kept_on_red(toy: ToyCourse) -> None:
     toy.solve(seconds="[2.0]")
     result = run(toy)

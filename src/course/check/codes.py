@@ -158,6 +158,7 @@ PAGES: dict[Code, Page] = {
         ),
         "Look at the first token that differs: the first one wrong points at prefill, a later one "
         "at the step after it.",
+        usual=False,
     ),
     Code.TOO_MANY_TOKENS: _P(
         Kind.CONTRACT,
@@ -317,8 +318,14 @@ PAGES: dict[Code, Page] = {
         Kind.CONDUCT,
         "The solution imports or opens what a solution may not: a reference of this stage or a "
         "later one, a gate, or the course's own measuring code.",
-        ("`from reference...`", "`from course.check ...`", "Opening those files by their path."),
+        (
+            "`from reference...`",
+            "`from course.check ...`",
+            "Opening those files by their path.",
+            "Starting another program.",
+        ),
         "Use `course.types`, `course.model` and `course.parts` (earlier stages), and any library.",
+        usual=False,
     ),
     Code.EXITED: _P(
         Kind.CONDUCT,

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     import torch
 
 
+# Words of an error's message that do not say what is wrong, and what is.
+KNOWN_CRASHES = {
+    "active drivers": "Triton looks for a GPU, and there is none: to time variants, as "
+    "`@triton.autotune` does, or to launch a kernel. Choose the number of warps by a rule.",
+}
+
+
 def crashed(error: SolutionError, doing: str) -> GateFailure:
     """An exception where a result was due."""
     return GateFailure(
@@ -22,6 +29,7 @@ def crashed(error: SolutionError, doing: str) -> GateFailure:
         f"{doing} raised {error.type}: {error.message}",
         where=error.where,
         detail=error.traceback,
+        likely=next((why for words, why in KNOWN_CRASHES.items() if words in error.message), ""),
     )
 
 
@@ -104,6 +112,7 @@ def tokens(got: Sequence[Any], expected: Sequence[int], what: str, *, ended_by_e
                 expected=_tokens_around(expected, index),
                 got=_tokens_around(got, index),
                 where=f"token {index} of {len(expected)}",
+                likely=wrong_token(index),
             )
     if len(got) > len(expected):
         after = "after the end token" if ended_by_eos else "after the limit"
@@ -116,6 +125,13 @@ def tokens(got: Sequence[Any], expected: Sequence[int], what: str, *, ended_by_e
             Code.TOO_FEW_TOKENS, f"{what}: the text stopped too early",
             f"{len(expected)} tokens", str(len(got)), where=f"token {len(got)}",
         )  # fmt: skip
+
+
+def wrong_token(index: int) -> str:
+    """The likely cause when this token of a text is the first that differs."""
+    if index == 0:
+        return "The logits of another position than the last, or a prompt that sees too much."
+    return "The steps after prefill: the position of a new token, or which keys it sees."
 
 
 def _tokens_around(ids: Sequence[Any], index: int) -> str:

@@ -37,6 +37,7 @@ CONTRACT_SECONDS = 15.0  # for one reply on nano, which takes milliseconds
 # With nano a process holds a few hundred, nearly all of them torch's. First touching a gigabyte can
 # take six seconds on a virtual machine: growth must meet this limit before the one of time.
 CONTRACT_MEMORY_MB = 1500
+PRINTED_LINES = 10  # of a solution's output, shown with a failure
 BASELINE_SECONDS = 180.0  # importing transformers from a cold disk is slow
 
 
@@ -144,6 +145,12 @@ class GateRun:
         if self.device == "cuda":
             memory_mb += 8192  # a process that uses a GPU maps gigabytes of its driver besides
         return Limits(seconds, memory_mb << 20)
+
+    def printed(self) -> str:
+        """The last lines that the solution has printed, wherever it ran."""
+        workers = [w for role, w in self._workers.items() if role.startswith("candidate")]
+        lines = [line for worker in workers for line in worker.output().splitlines()]
+        return "\n".join(lines[-PRINTED_LINES:])
 
     def close(self) -> None:
         """End both workers, and whatever the solution has started and left behind."""

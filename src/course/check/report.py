@@ -49,6 +49,8 @@ def contract_line(result: StageResult) -> Text:
     contract = [c for c in result.checks if c.layer == "contract"]
     passed = sum(c.outcome == "passed" for c in contract)
     failed = [c for c in contract if c.outcome != "passed"]
+    if not contract and result.failure is not None:
+        return Text("not run", style="red")
     line = Text(f"{passed} passed")
     if failed:
         line.append(f", {len(failed)} failed: {one_line(failed[-1].title)}", style="red")
@@ -110,6 +112,8 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     rows += [("", note) for note in failure.notes]
     if failure.detail.strip():
         rows.append(("said", failure.detail.strip()))
+    if result.printed:
+        rows.append(("printed", result.printed))
     if likely := failure.likely or failure.code.page.likely:
         rows.append(("likely", likely))
     if failure.code.value == "NOT_IMPLEMENTED":

@@ -87,6 +87,7 @@ class StageResult:
     failure: GateFailure | None = None
     missing: list[str] = field(default_factory=list)  # numbers that should be there and are not
     remarks: list[str] = field(default_factory=list)
+    printed: str = ""  # the last lines that a solution that failed has printed
     seconds: float = 0.0
 
     @property
@@ -127,5 +128,6 @@ class StageResult:
             "failure": self.failure.as_dict() if self.failure else None,
             "missing": self.missing,
             "remarks": self.remarks,
+            "printed": self.printed,
             "seconds": round(self.seconds, 2),
         }

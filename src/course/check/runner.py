@@ -71,6 +71,9 @@ def run_gate(
     except GateFailure as failure:
         gate.failure = failure
     finally:
+        if gate.failure is not None:
+            printed = gate.printed()
+            result.printed = printed if printed not in gate.failure.detail else ""
         torch.set_num_threads(threads)
         gate.close()
     if gate.left_behind:
