@@ -153,6 +153,21 @@ def test_a_wrapped_line_is_no_list(stage: Stage) -> None:
 
 
 @each_stage
+def test_code_fits_a_terminal_of_80_columns(stage: Stage) -> None:
+    """`course read` and `course hint` would break a longer line, and with it a table or a formula.
+
+    Of 80 columns, code is shown in 78, and in 75 inside the item of a list.
+    """
+    for path in (stage.chapter, stage.hints):
+        blocks = re.findall(r"^( *)```\w*\n(.*?)^ *```", read(path), flags=re.M | re.S)
+        assert blocks
+        for indent, block in blocks:
+            most = 75 if indent else 78
+            wide = [line for line in block.splitlines() if len(line.removeprefix(indent)) > most]
+            assert not wide, f"{path.name}: {wide}"
+
+
+@each_stage
 def test_hints_have_three_levels(stage: Stage) -> None:
     found = sections(read(stage.hints))
     assert tuple(found) == LEVELS
