@@ -153,6 +153,21 @@ def test_a_wrapped_line_is_no_list(stage: Stage) -> None:
 
 
 @each_stage
+def test_code_fits_a_terminal_of_80_columns(stage: Stage) -> None:
+    """`course read` and `course hint` would break a longer line, and with it a table or a formula.
+
+    Of 80 columns, code is shown in 78, and in 75 inside the item of a list.
+    """
+    for path in (stage.chapter, stage.hints):
+        blocks = re.findall(r"^( *)```\w*\n(.*?)^ *```", read(path), flags=re.M | re.S)
+        assert blocks
+        for indent, block in blocks:
+            most = 75 if indent else 78
+            wide = [line for line in block.splitlines() if len(line.removeprefix(indent)) > most]
+            assert not wide, f"{path.name}: {wide}"
+
+
+@each_stage
 def test_hints_have_three_levels(stage: Stage) -> None:
     found = sections(read(stage.hints))
     assert tuple(found) == LEVELS
@@ -598,6 +613,10 @@ FIGURES: dict[int, list[Figure]] = {
         ("three times it is {:.1f} ms", lambda: 3 * 65 * 8192 * kv(LLAMA3, 2) / H100 * 1e3),
         ("weights that take {:.1f}.", lambda: 2 * weights(LLAMA3) / H100 * 1e3),
         ("ridge of an H100 is {:.0f}", lambda: 989e12 / H100),
+        ("eight texts have {:,} positions", lambda: sum(TEXTS)),
+        ("rectangle 8 × 431 = {:,}:", lambda: 8 * max(TEXTS)),
+        ("3,448: {:.2f} times as many", lambda: 8 * max(TEXTS) / sum(TEXTS)),
+        ("2.50 × 3 = {:.2f}", lambda: 3 * 8 * max(TEXTS) / sum(TEXTS)),
         ("group of 4: {} rows, padded to 32", lambda: 5 * 4),
         ("l = 0.135 + 1 = {:.3f}", lambda: math.exp(1 - 3) + 1),
         ("1.135 × {:.3f} +", lambda: math.exp(3 - 4)),
@@ -617,6 +636,8 @@ FIGURES: dict[int, list[Figure]] = {
         ("are {} for each of 32", lambda: 2048 // 32),
     ],
 }  # fmt: skip
+
+TEXTS = load_syllabus().find(9).bars["cpu"]["texts"]
 
 # Stage 06: the request that its chapter works out by hand.
 EXAMPLE = Timeline(

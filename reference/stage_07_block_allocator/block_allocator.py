@@ -187,7 +187,8 @@ class BlockAllocator:
 
         Raises:
             RuntimeError: a block's count is not the number of tables that hold it, or
-                free + used is not `num_blocks`. The message gives the block, or the numbers.
+                free + used is not `num_blocks`. The message gives the block, or the numbers. A
+                table that holds a block twice, which no operation makes, may count once or twice.
         """
         # solution: begin
         held = Counter(block for table in tables for block in table)

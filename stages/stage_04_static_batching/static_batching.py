@@ -1,4 +1,8 @@
-"""Stage 04: static batching. A step reads the weights once, for every row of a batch."""
+"""Stage 04: static batching. A step reads the weights once, for every row of a batch.
+
+The `logit_rows` of `Decoder.forward` number the rows of [B, T] laid end to end: column t of row b
+is b * T + t.
+"""
 
 from __future__ import annotations
 

@@ -107,6 +107,9 @@ class ContinuousBatcher:
     def add(self, request: Request) -> None:
         """Queue a request. It is served from the next step in which a slot is free.
 
+        `limit`, the request's own or what the context leaves, serves this check and is not kept:
+        that the context has come to its end is for `step` to notice.
+
         Raises:
             ValueError, TypeError: as `check_generation`, naming the prompt as `prompt_ids`; the id
                 is that of a request that is not finished (`request_id`); the request needs more

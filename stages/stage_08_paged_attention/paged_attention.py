@@ -84,6 +84,9 @@ class PagedAttention:
     that have equally many queries are attended in one call, so that a decode step takes as many
     operations for eight sequences as for two.
 
+    A row that stands for nobody is a sequence of one token at position 0, with a context of 1, a
+    table that begins with somebody's block and goes on with -1, and slot -1. Its result is dropped.
+
     Args:
         config: gives `num_layers` (L), `num_kv_heads` (Hkv) and `head_dim` (D).
         num_blocks, block_size: at least 1.
@@ -120,9 +123,9 @@ class PagedAttention:
     def copy_blocks(self, pairs: SequenceABC[tuple[int, int]]) -> None:
         """Copy blocks, in all layers, for (source, destination) in `pairs`; before the next write.
 
-        The pairs of `BlockAllocator.append` may come in any order, and those of several appends in
-        one call as long as no destination is a source. A source may have several destinations. No
-        other block is touched or copied.
+        The pairs are those of one or several `BlockAllocator.append`. The caller sees to it that no
+        destination is a source of the same call, or comes twice, so their order does not matter. A
+        source may have several destinations. No other block is touched or copied.
         """
         raise NotImplementedError("your code goes here")
 
