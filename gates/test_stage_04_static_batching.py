@@ -154,6 +154,18 @@ class TestPadding:
                     Code.WRONG_VALUE, f"{what}: {name}", str(values), str(tensor.tolist())
                 )
 
+    def test_another_device(self, gate: GateRun) -> None:
+        """everything that pad_left returns lies on the device that was asked for"""
+        devices = expect.result_of(
+            lambda: gate.candidate.call("pad_elsewhere", prompts=[[1, 2], [3]]),
+            "pad_left(prompts, 0, device='meta')",
+        )
+        if devices != ["meta"] * 3:
+            raise GateFailure(
+                Code.WRONG_VALUE, "pad_left(prompts, 0, device='meta'): where its tensors lie",
+                "meta, meta, meta", ", ".join(map(str, devices)),
+            )  # fmt: skip
+
 
 def marks(seen: list[bool]) -> str:
     """A row of a mask as the chapter draws it."""
@@ -285,6 +297,26 @@ class TestGenerateBatch:
         what = f"an end token in row 1, and one that nobody says, in a {kind}"
         batch_of(gate, prompts, 12, [min(unsaid), ends[0]], what, eos_kind=kind)
 
+    def test_an_end_token_in_the_first_step(self, gate: GateRun) -> None:
+        """an end token that prefill gives ends its row, too"""
+        prompts = ragged(gate)
+        firsts = [nano_oracle().greedy(prompt, 1)[0][0] for prompt in prompts]
+        batch_of(gate, prompts, 6, [firsts[1]], "an end token in the first step of row 1")
+        _, counts = batch_of(gate, prompts, 6, firsts, "an end token in the first step of all")
+        self.one_pass(counts, "an end token in the first step of all")
+
+    def test_prompts_that_are_alike(self, gate: GateRun) -> None:
+        """equal prompts are two rows, and prompts of one token are prompts"""
+        one, other = ragged(gate, (6, 4))
+        batch_of(gate, [one, other, one, one], 5, [], "three equal prompts of four")
+        batch_of(gate, ragged(gate, (1, 1, 1)), 5, [], "three prompts of one token")
+
+    def test_a_limit_past_the_context(self, gate: GateRun) -> None:
+        """room is made for what can come, not for what a limit allows"""
+        context = nano_oracle().config.max_context
+        prompts = ragged(gate, (context - 6, 6))
+        batch_of(gate, prompts, [10**9, 3], [], f"a limit of 10**9 at {context - 6} positions")
+
     def test_one_pass_for_a_step(self, gate: GateRun) -> None:
         """steps stream: a step is yielded before the next one is computed"""
         steps, _ = run_batch(gate, ragged(gate), 4, [], "four steps")
@@ -317,6 +349,8 @@ class TestGenerateBatch:
 
     def test_no_pass_after_the_last_row(self, gate: GateRun) -> None:
         """no pass is made once every row has ended"""
+        _, counts = batch_of(gate, ragged(gate), 1, [], "limits of 1")
+        self.one_pass(counts, "limits of 1")
         _, counts = batch_of(gate, ragged(gate), [5, 2, 4, 5], [], "five steps")
         if counts["passes"] not in (5, 5 + 2 + 4 + 5):  # one by one fails the number, not this
             raise GateFailure(
@@ -395,6 +429,10 @@ class TestGenerateBatch:
         _, counts = batch_of(gate, prompts, [3, 2], [319], "a second look")
         expect.unchanged(given, counts["arguments"], "an argument")
 
+    def test_prompts_of_another_kind(self, gate: GateRun) -> None:
+        """prompts may be tuples: any sequence of token ids"""
+        batch_of(gate, ragged(gate, (3, 6)), 4, [], "prompts in tuples", prompts_kind="tuple")
+
     def test_two_batches_in_turn(self, gate: GateRun) -> None:
         """two batches in turn do not disturb each other"""
         batches = [ragged(gate, lengths) for lengths in ((3, 8), (8, 5))]
@@ -423,6 +461,13 @@ class TestGenerateBatch:
                         Code.STALE_STATE, "two batches in turn disturb each other",
                         str(nano_oracle().greedy(prompt, 5)[0]), str(got),
                     )  # fmt: skip
+
+    def one_pass(self, counts: dict[str, Any], what: str) -> None:
+        """Every row ended in the first step. One by one fails the number, and not this."""
+        if counts["passes"] not in (1, len(LENGTHS)):
+            raise GateFailure(
+                Code.WRONG_COUNT, f"{what}: one step is one pass", "1", str(counts["passes"])
+            )
 
 
 @pytest.mark.number
@@ -454,6 +499,23 @@ def test_positions(gate: GateRun) -> None:
         "padded", round(share, 1), unit="%",
         text=f"{share:.0f}% of the positions computed are padding or rows that have ended",
     )  # fmt: skip
+
+
+@pytest.mark.number
+def test_what_is_left(gate: GateRun) -> None:
+    """nothing is kept of a batch that has ended"""
+    first, last = expect.result_of(
+        lambda: gate.candidate.call(
+            "left_behind", model="nano", prompts=ragged(gate, (3, 6)), times=5
+        ),
+        "five batches, one after the other",
+    )
+    if last > first:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, "what is alive after a batch grows from batch to batch",
+            f"{first:,} bytes, as after the first", f"{last:,} after the fifth",
+            likely="Caches are kept somewhere that outlives their batch.",
+        )  # fmt: skip
 
 
 @pytest.mark.number

@@ -44,7 +44,7 @@ class Service:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     first_step: dict[str, int] = field(default_factory=dict)
-    steps: list[Json] = field(default_factory=list)  # {"passes", "positions", "head_rows", "new"}
+    steps: list[Json] = field(default_factory=list)  # passes, positions, head_rows, new, outputs
 
     def take(self, step: int, outputs: Any, known: set[str], what: str) -> int:
         """Take in the outputs of one step; returns how many tokens they hold."""
@@ -98,7 +98,8 @@ def serve(
     """Requests through a batcher on nano, the i-th added before step at[i] (all at once, if not
     said), and every text held against an independent model."""
     arrivals = list(map(list, zip(at or [0] * len(requests), requests, strict=True)))
-    most = 20 + max([0, *(at or [])]) + sum(r["new"] for r in requests)
+    context = nano_oracle().config.max_context
+    most = 20 + max([0, *(at or [])]) + sum(min(r["new"], context) for r in requests)
     service = Service()
     known: set[str] = set()
 
@@ -326,7 +327,7 @@ class TestBatcher:
         oracle = nano_oracle()
         prompt, expected = oracle.prompt(gate.rng, 9, 12)
         at = next(i for i in range(2, 12) if expected[i] not in expected[:i])
-        end = expected[at]
+        end, unsaid = expected[at], next(t for t in range(256) if t not in expected)
         requests = [
             {"id": "stops", "prompt": prompt, "new": 12, "eos": [end]},
             {"id": "ignores", "prompt": prompt, "new": 12, "eos": [end], "ignore_eos": True},
@@ -334,6 +335,7 @@ class TestBatcher:
             request(gate, "other", 5, 12),
             request(gate, "last", 5, 6),
             {"id": "last allowed", "prompt": prompt, "new": at + 1, "eos": [end]},
+            {"id": "the second", "prompt": prompt, "new": 12, "eos": [unsaid, end]},
         ]
         serve(gate, requests, "end tokens")
 
@@ -362,6 +364,12 @@ class TestBatcher:
         requests = [request(gate, "fits", 8, 5), request(gate, "too", 12, 1)]
         serve(gate, requests, "slots of 12 positions", capacity=12)
 
+    def test_a_slot_larger_than_the_context(self, gate: GateRun) -> None:
+        """the context ends a text, also where its slot has room for more"""
+        context = nano_oracle().config.max_context
+        requests = [request(gate, "ends", context - 2, 9), request(gate, "other", 5, 6)]
+        serve(gate, requests, "slots larger than the context", capacity=context + 8)
+
     def test_the_order_of_coming(self, gate: GateRun) -> None:
         """requests are admitted in the order of their coming"""
         lengths = (20, 3, 11, 2, 15)
@@ -372,6 +380,31 @@ class TestBatcher:
             raise GateFailure(
                 Code.WRONG_VALUE, "a request was overtaken", "first tokens in the order of coming",
                 f"first tokens in the steps {came}",
+            )  # fmt: skip
+
+    def test_a_slot_that_prefill_frees(self, gate: GateRun) -> None:
+        """a slot that a prefill frees, or that nobody needed, is taken in the same step"""
+        requests = [
+            request(gate, "a", 5, 1), request(gate, "none", 4, 0), request(gate, "b", 3, 1),
+            request(gate, "c", 6, 3),
+        ]  # fmt: skip
+        service = serve(gate, requests, "requests of one token in one slot", num_slots=1)
+        first = {name: service.first_step[name] for name in "abc"}
+        if set(first.values()) != {0}:
+            raise GateFailure(
+                Code.WRONG_COUNT, "as long as a slot is free, the next request is admitted",
+                "first tokens of a, b and c in step 0", f"in the steps {first}",
+            )  # fmt: skip
+
+    def test_the_order_of_computing(self, gate: GateRun) -> None:
+        """a step returns its tokens in the order in which they were computed"""
+        requests = [request(gate, "a", 5, 6), request(gate, "z", 4, 4)]
+        service = serve(gate, requests, "a request that comes beside another", at=[0, 2])
+        came = [output["id"] for output in service.steps[2]["outputs"]]
+        if came[0] != "z" and sorted(came) == ["a", "z", "z"]:
+            raise GateFailure(
+                Code.WRONG_VALUE, "the outputs of a step that admits `z` beside `a`",
+                "z from its prefill, then a and z from the decode pass", ", ".join(came),
             )  # fmt: skip
 
     def test_two_tokens_at_the_beginning(self, gate: GateRun) -> None:
@@ -603,6 +636,22 @@ def test_steps(gate: GateRun) -> None:
         "on average",
         note="the rest is reserved for texts that end sooner: stage 07 pays that bill",
     )  # fmt: skip
+
+
+@pytest.mark.number
+def test_what_is_left(gate: GateRun) -> None:
+    """nothing is kept of requests that have ended"""
+    requests = [request(gate, f"k{i}", 4, 3) for i in range(3)]
+    first, last = expect.result_of(
+        lambda: gate.candidate.call("left_behind", model="nano", requests=requests, times=6),
+        "three requests, six times",
+    )
+    if last > first:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, "what a batcher leaves grows with the requests it has served",
+            f"{first:,} bytes, as after the first three", f"{last:,} in the end",
+            likely="Logits, or tensors of requests that have ended, are kept.",
+        )  # fmt: skip
 
 
 @pytest.mark.number

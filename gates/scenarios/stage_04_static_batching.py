@@ -7,7 +7,19 @@ import torch
 from models import nano_in_float64
 from poison import poison
 
-__all__ = ["batch", "counted_stream", "in_float64", "pad", "passes", "stream", "visible"]
+from course.measure.counters import NewTensors
+
+__all__ = [
+    "batch",
+    "counted_stream",
+    "in_float64",
+    "left_behind",
+    "pad",
+    "pad_elsewhere",
+    "passes",
+    "stream",
+    "visible",
+]
 
 
 KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset}
@@ -15,7 +27,7 @@ KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 
 def batch(
     env: Any, model: str, prompts: Any, max_new_tokens: Any, eos_ids: list[int],
-    eos_kind: str = "list", limits_kind: str = "list",
+    eos_kind: str = "list", limits_kind: str = "list", prompts_kind: str = "list",
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """`generate_batch` on a counting model: first its type, then each step with the passes so far.
 
@@ -25,6 +37,8 @@ def batch(
     counting = env.counting(model)
     if isinstance(max_new_tokens, list):
         max_new_tokens = KINDS[limits_kind](max_new_tokens)
+    if prompts_kind != "list":
+        prompts = KINDS[prompts_kind](map(KINDS[prompts_kind], prompts))
     ends = KINDS[eos_kind](eos_ids)
     steps = env.solution.generate_batch(counting, prompts, max_new_tokens, ends)
     kept = []
@@ -58,6 +72,22 @@ def in_float64(env: Any, prompts: list[list[int]], max_new_tokens: int) -> list[
 def pad(env: Any, prompts: list[list[int]], pad_id: int) -> list[Any]:
     """What `pad_left` returns."""
     return list(env.solution.pad_left(prompts, pad_id, device=env.device))
+
+
+def pad_elsewhere(env: Any, prompts: list[list[int]]) -> list[str]:
+    """The devices of what `pad_left` returns, asked for a device without memory."""
+    return [t.device.type for t in env.solution.pad_left(prompts, 0, device="meta")]
+
+
+def left_behind(env: Any, model: str, prompts: list[list[int]], times: int) -> list[int]:
+    """Bytes of tensors that are alive when a batch has ended, after the first one and the last."""
+    decoder, made = env.model(model), NewTensors()
+    found = []
+    for _ in range(times):
+        for _ in env.solution.generate_batch(decoder, prompts, 3):
+            pass
+        found.append(made.bytes())
+    return [found[0], found[-1]]
 
 
 def visible(env: Any, model: str, starts: list[int], fed: int, queries: int) -> Any:

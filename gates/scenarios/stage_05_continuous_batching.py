@@ -6,11 +6,20 @@ from typing import Any
 import torch
 from poison import new_memory_is_nan
 
-from course.measure.counters import tensors_in
+from course.measure.counters import NewTensors, tensors_in
 from course.measure.flops import CountedFlops
 from course.types import FinishReason, Output, Request, SamplingParams
 
-__all__ = ["overflow", "refused", "serve", "serve_timed", "slots", "static_timed", "work"]
+__all__ = [
+    "left_behind",
+    "overflow",
+    "refused",
+    "serve",
+    "serve_timed",
+    "slots",
+    "static_timed",
+    "work",
+]
 
 
 def serve(
@@ -82,7 +91,8 @@ def slots(
             cache.release(chosen)
             continue
         token_ids = torch.tensor(rest[0], device=env.device)
-        positions = cache.plan(chosen, token_ids.shape[1])
+        planned = tuple(chosen) if len(chosen) % 2 else chosen  # any sequence of slots
+        positions = cache.plan(planned, token_ids.shape[1])
         yield {"positions": positions, "logits": decoder.forward(token_ids, positions, cache)}
 
 
@@ -135,6 +145,20 @@ def work(env: Any, model: str, requests: list[Any], num_slots: int, capacity: in
         while batcher.has_work:
             batcher.step()
     return flops.total
+
+
+def left_behind(env: Any, model: str, requests: list[Any], times: int) -> list[int]:
+    """Bytes of tensors that are alive when all requests are served, the first time and the last."""
+    decoder, made = env.model(model), NewTensors()
+    batcher = env.solution.ContinuousBatcher(decoder, 2)
+    found = []
+    for _ in range(times):
+        for request in requests:
+            batcher.add(request_of(request))
+        while batcher.has_work:
+            batcher.step()
+        found.append(made.bytes())
+    return [found[0], found[-1]]
 
 
 def static_timed(env: Any, model: str, requests: list[Any], num_slots: int) -> Iterator[Any]:

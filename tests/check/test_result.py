@@ -196,8 +196,9 @@ def test_a_report_tells_everything() -> None:
         "reported", "inconclusive", "GPU number not measured on this machine",
         "not measured time. A check that is absent is not a pass.", "WRONG_TOKEN", "[bold]word[/]",
         "expected 1 2 [3]", "got 1 2 [red]3[/red]", "where token 2 of 3", "a note [dim]",
-        "note note [red] /a/[path]", "Traceback:", "likely a cause [b]", "course explain WRONG_TOKEN",
-        "course hint 1 --level 2", "not yet (0 s)", ":smile:", "printed shape [2]",
+        "note note [red] /a/[path]", "Traceback:", "likely a cause [b]",
+        "course explain WRONG_TOKEN", "course hint 1 --level 2", "not yet (0 s)", ":smile:",
+        "printed shape [2]",
     ):  # fmt: skip
         assert words in flat, words
     assert "\x1b" not in text
