@@ -44,10 +44,13 @@ class Pages:
             [[torch.empty(0, *heads[1:]) for _ in range(2)] for _ in sizes] for _ in range(2)
         ]
 
-    def step(self, counts: dict[int, int], *, padded: int = 0) -> tuple[list[Any], list[Any]]:
+    def step(
+        self, counts: dict[int, int], *, padded: int = 0, values: dict[int, float] | None = None
+    ) -> tuple[list[Any], list[Any]]:
         """A step that feeds counts[s] new positions to each sequence s, in that order.
 
         padded: rows at the end that stand for nobody, and write to slot -1.
+        values: what stands in the values of a sequence's first row, in KV head 0.
 
         Returns what the scenario takes, and the outputs [T, Hq, D] of each layer in float64.
         """
@@ -81,6 +84,8 @@ class Pages:
                 torch.randn(rows + padded, n, width, generator=generator)
                 for n in (query_heads, kv_heads, kv_heads)
             )
+            for index, value in (values or {}).items():
+                v[starts[list(counts).index(index)], 0] = value
             layers.append([q, k, v])
             outputs.append(self._outputs(layer, counts, q, k, v))
         return ["step", batch, layers], outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -23,19 +24,23 @@ STAGE = 8
 DOUBLE = 1e-10  # all of it in float64
 MOST_HELD = 1.5  # times keys and values: room for a plan, and for what one layer gathers
 MOST_OPERATIONS = 1.5  # for 8 sequences over those for 2; one by one it is nearly 4
+MOST_PLANNED = 3  # operations on integers in a layer after the first; a whole plan takes 19
 LOGITS = 1e-3  # float32 logits against float64 ones
 
 
 def attend(
     gate: GateRun, pages: Pages, todo: list[Any], outputs: list[Any], what: str, *,
-    dtype: str = "float32", atol: float = TOLERANCE,
+    dtype: str = "float32", atol: float = TOLERANCE, unwritten: float = math.nan,
 ) -> float:  # fmt: skip
-    """Run steps through the solution's attention, and compare; returns the largest error."""
+    """Run steps through the solution's attention, and compare; returns the largest error.
+
+    unwritten: what a new pool holds.
+    """
 
     def run() -> list[Any]:
         scenario = gate.candidate.start(
             "attention", model="nano", heads=list(pages.heads), num_blocks=pages.num_blocks,
-            block_size=pages.block_size, todo=todo, dtype=dtype,
+            block_size=pages.block_size, todo=todo, dtype=dtype, unwritten=unwritten,
         )  # fmt: skip
         return [step.value for step in scenario]
 
@@ -175,6 +180,21 @@ class TestBatch:
 
         expect.rejects(attempt, argument, what)
 
+    def test_the_device_is_the_one_that_is_asked_for(self, gate: GateRun) -> None:
+        """all seven tensors lie on the given device"""
+        for device in ("cpu", "meta"):  # neither is the default: that of a GPU is tried elsewhere
+            what = f'step_batch(device="{device}")'
+            found = expect.result_of(
+                lambda device=device: gate.candidate.call("devices", device=device), what
+            )
+            for name, got in (found or {}).items():
+                if got != device:
+                    raise GateFailure(
+                        Code.WRONG_VALUE, f"{what}: {name} lies on another device", device, got,
+                        likely="`device` is an argument of step_batch, and the CPU its default "
+                        "only.",
+                    )  # fmt: skip
+
 
 def expected_batch(
     sequences: list[Any], counts: list[int], block_size: int
@@ -198,6 +218,29 @@ def expected_batch(
         "block_tables": ([t + [-1] * (width - len(t)) for _, _, t in sequences], torch.int32),
         "logit_rows": ([start - 1 for start in starts[1:]], torch.int64),
     }  # fmt: skip
+
+
+def keeps_nan(found: list[Any], outputs: list[Any], what: str) -> None:
+    """Attention gives NaN where it must, and numbers where it must, in every layer of each step."""
+    for index, (layers, expected) in enumerate(zip(found, outputs, strict=True)):
+        for layer, (got, wanted) in enumerate(zip(layers, expected, strict=True)):
+            where = f"step {index}, layer {layer}"
+            if not isinstance(got, torch.Tensor) or got.shape != wanted.shape:
+                expect.is_tensor(got, f"{what}: {where}", wanted.shape)
+            lost, strange = wanted.isnan() & ~got.isnan(), got.isnan() & ~wanted.isnan()
+            if lost.any():
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{what}: it is hidden", "NaN, as dense attention gives",
+                    f"{float(got[lost][0]):.3g}", where,
+                    likely="What was gathered is washed with nan_to_num or the like. Slots that "
+                    "nobody has written must not be read; those that were must be read as they "
+                    "are, or a model that overflows would answer without a sign of it.",
+                )  # fmt: skip
+            if strange.any():
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{what}: others see it", "numbers", "NaN", where,
+                    likely="Its table, its mask or its rows reach into the neighbour's.",
+                )  # fmt: skip
 
 
 HEADS = [(4, 4, 16), (6, 2, 16), (3, 1, 32), (8, 2, 64)]
@@ -234,12 +277,54 @@ class TestAttention:
         todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
         attend(gate, pages, todo, outputs, "a mixed step")
 
-    def test_a_table_longer_than_the_context(self, gate: GateRun) -> None:
-        """blocks that are reserved and not written yet are not read"""
+    @pytest.mark.parametrize("unwritten", [math.nan, 1e4, 1e30], ids=str)
+    def test_a_table_longer_than_the_context(self, gate: GateRun, unwritten: float) -> None:
+        """blocks that are reserved and not written yet are not read, whatever they hold"""
         pages = Pages(gate, (4, 2, 16), 4, [64, 20, 9])
         counts = [{0: 3, 1: 6, 2: 8}, {0: 1, 1: 1, 2: 1}]
         todo, outputs = map(list, zip(*(pages.step(c) for c in counts), strict=True))
-        attend(gate, pages, todo, outputs, "tables with room to spare")
+        what = f"tables with room to spare, in a pool full of {unwritten:g}"
+        try:
+            attend(gate, pages, todo, outputs, what, unwritten=unwritten)
+        except GateFailure as failure:
+            if not math.isnan(unwritten):  # who reads NaN is told so already
+                failure.likely = "What nobody has written is read, and its weight is not 0."
+            raise
+
+    def test_what_a_sequence_wrote_is_read_as_it_is(self, gate: GateRun) -> None:
+        """NaN that a sequence has written itself comes out, and nobody else sees it"""
+        pages = Pages(gate, (4, 2, 16), 4, [12, 30])
+        first, _ = pages.step({0: 5, 1: 9}, values={0: math.nan})
+        steps = [pages.step({1: 1, 0: 1}), pages.step({0: 2, 1: 2}), pages.step({1: 1, 0: 1})]
+        todo, outputs = map(list, zip(*steps, strict=True))
+        scenario = gate.candidate.start(
+            "attention", model="nano", heads=[4, 2, 16], num_blocks=pages.num_blocks, block_size=4,
+            todo=[first, *todo],
+        )  # fmt: skip
+        what = "a sequence with NaN among its values"
+        found = expect.result_of(lambda: [step.value for step in scenario][1:], what)
+        keeps_nan(found, outputs, what)
+
+    def test_a_batch_stays_as_it_is(self, gate: GateRun) -> None:
+        """neither plan nor a call writes into the batch"""
+        pages = Pages(gate, (4, 2, 16), 4, [30] * 3)
+        todo = [pages.step(counts)[0] for counts in ({0: 7, 1: 2}, {1: 1, 2: 11, 0: 1})]
+        todo.append(pages.step({0: 1, 1: 1}, padded=2)[0])
+
+        def run() -> list[Any]:
+            scenario = gate.candidate.start(
+                "planned", heads=[4, 2, 16], num_blocks=pages.num_blocks, block_size=4, todo=todo
+            )
+            return [step.value for step in scenario]
+
+        for step in expect.result_of(run, "three steps"):
+            for name, (before, after) in step.items():
+                if before != after:
+                    raise GateFailure(
+                        Code.MUTATED_INPUT, f"`{name}` of the batch was changed by plan or a call",
+                        short(before, 80), short(after, 80),
+                        likely="The batch is the caller's. What is to be written is cloned first.",
+                    )  # fmt: skip
 
     def test_a_neighbour_does_not_matter(self, gate: GateRun) -> None:
         """another neighbour of the same length changes nothing, bit for bit"""
@@ -455,6 +540,26 @@ def test_error(gate: GateRun) -> None:
 SPARE = 7  # blocks of a pool for each that a context uses: what copies the pool shows
 
 
+def too_much_gathered(share: float, heads: int) -> str:
+    """The likely cause, by how many times the past is copied.
+
+    heads: query heads of each KV head.
+    """
+    if share >= SPARE:  # the pool is one more than that
+        return "The whole pool is copied, or a context is gathered at the length of the pool."
+    if share >= heads + 0.9:  # once from the blocks, and then wider
+        return "KV heads are repeated for their query heads."
+    if share >= 1.9:
+        return (
+            "What was gathered is copied once more (torch.where, nan_to_num, clone, a change of "
+            "type), or a table is gathered to its end: here it is twice as long as the context."
+        )
+    return (
+        "Something beside the keys and values grows with the context and is copied: slots or "
+        "masks that are worked out in every layer, or scores."
+    )
+
+
 @pytest.mark.number
 def test_gathered(gate: GateRun) -> None:
     """bytes that attention copies in a step, and how they grow with the context"""
@@ -472,6 +577,7 @@ def test_gathered(gate: GateRun) -> None:
     share = (long_bytes - short_bytes) / ((240 - 16) * per_token)
     least, most = gate.bar("gathered")
     few = share < least
+    heads = config.num_heads // config.num_kv_heads
     gate.exact(
         "gathered", round(share, 2), at_least=least, at_most=most, unit="x",
         code=Code.WRONG_COUNT if few else Code.TOO_MUCH_TRAFFIC,
@@ -480,7 +586,7 @@ def test_gathered(gate: GateRun) -> None:
         message="a decode step does not read its past out of the blocks" if few
         else "a decode step copies more than the keys and values of the past",
         likely="A copy of the contexts is kept beside the pool." if few
-        else "The whole pool is copied, or KV heads are repeated for their query heads.",
+        else too_much_gathered(share, heads),
         note="gathering before attending: stage 09 pays that bill",
     )  # fmt: skip
 
@@ -525,21 +631,43 @@ def test_what_is_held(gate: GateRun) -> None:
 
 @pytest.mark.number
 def test_grouping(gate: GateRun) -> None:
-    """a decode step takes as many operations for eight sequences as for two"""
-    few, many = (
-        expect.result_of(
-            lambda n=n: gate.candidate.call(
-                "operations", model="nano", lengths=[33 + i for i in range(n)], block_size=16
-            ),
-            f"a decode step of {n} sequences",
-        )
-        for n in (2, 8)
+    """a step takes as many operations for eight sequences as for two, if their counts are equal"""
+    for kind, past, queries in (("decode", 33, 1), ("chunks", 33, 5), ("prefill", 0, 20)):
+        few, many = (
+            expect.result_of(
+                lambda n=n, past=past, queries=queries: gate.candidate.call(
+                    "operations", model="nano", lengths=[past + i if past else 0 for i in range(n)],
+                    block_size=16, queries=queries,
+                ),
+                f"a step of {n} sequences, {queries} queries each",
+            )
+            for n in (2, 8)
+        )  # fmt: skip
+        if many > MOST_OPERATIONS * few:
+            raise GateFailure(
+                Code.WRONG_COUNT, f"the operations of a step ({kind}, {queries} queries for each "
+                "sequence) grow with its sequences",
+                f"as many for 8 sequences as for 2, which is {few}", str(many),
+                likely="Sequences with equally many queries are attended one by one, not in one "
+                "call.",
+            )  # fmt: skip
+
+
+@pytest.mark.number
+def test_the_plan_is_made_once(gate: GateRun) -> None:
+    """slots and rows are worked out by plan, and not again in every layer"""
+    found = expect.result_of(
+        lambda: gate.candidate.call(
+            "planned_in_layers", model="nano", lengths=[33, 40, 47, 50], block_size=16
+        ),
+        "a decode step of four sequences",
     )
-    if many > MOST_OPERATIONS * few:
+    if max(found) > MOST_PLANNED:
         raise GateFailure(
-            Code.WRONG_COUNT, "the operations of a decode step grow with its sequences",
-            f"as many for 8 sequences as for 2, which is {few}", str(many),
-            likely="Sequences with equally many queries are attended one by one, not in one call.",
+            Code.WRONG_COUNT, "a step is planned in every layer",
+            f"at most {MOST_PLANNED} operations that give integers (slots, rows, positions) in a "
+            "layer after the first", " and ".join(map(str, found)),
+            likely="Slots, rows and masks are the same in all layers: `plan` works them out once.",
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Memory that nobody has written yet, made to show when it is read."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,11 @@ import torch
 from course.measure.counters import tensors_in
 
 
-def poison(cache: Any) -> None:
-    """NaN into every floating-point tensor that a cache holds so far."""
+def poison(cache: Any, value: float = math.nan) -> None:
+    """NaN, or another value, into every floating-point tensor that a cache holds so far."""
     for tensor in tensors_in(cache):
         if tensor.is_floating_point():
-            tensor.fill_(float("nan"))
+            tensor.fill_(value)
 
 
 @contextmanager

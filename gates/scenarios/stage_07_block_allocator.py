@@ -148,17 +148,19 @@ def sample(env: Any, num_blocks: int, block_size: int, groups: list[Any]) -> dic
 
 
 def kept_bytes(env: Any, num_blocks: int, rounds: int) -> int:
-    """Bytes of Python objects by which a pool grows while single blocks come and go.
+    """Bytes of Python objects by which a pool grows while sequences begin, fork, copy and end.
 
     The first `num_blocks` rounds are left out: every block has been taken by then.
     """
-    allocator = env.solution.BlockAllocator(num_blocks, 1)
+    allocator = env.solution.BlockAllocator(num_blocks, 2)
 
     def play(count: int) -> None:
         for _ in range(count):
-            table = allocator.allocate(1)
-            allocator.append(table, 1, 1)
+            table = allocator.allocate(3)
+            other = allocator.fork(table)
+            allocator.append(other, 3, 2)  # into a copy, and a new block
             allocator.free(table)
+            allocator.free(other)
 
     tracemalloc.start()
     try:
@@ -175,6 +177,7 @@ def kept_bytes(env: Any, num_blocks: int, rounds: int) -> int:
 def churn(env: Any, size: int, block_size: int, batch: int, seed: int) -> Iterator[int]:
     """Batches of operations on a pool of `size` blocks, a tenth of it in use: random sequences end,
     others begin, are forked and grow. All have four blocks, the last of which has one place left.
+    Before each begins somebody asks how many blocks are free.
     """
     rng = random.Random(seed)
     allocator = env.solution.BlockAllocator(size, block_size)
@@ -185,6 +188,7 @@ def churn(env: Any, size: int, block_size: int, batch: int, seed: int) -> Iterat
         for _ in range(batch):
             place = rng.randrange(len(tables))
             allocator.free(tables[place])
+            _ = allocator.num_free
             table = tables[place] = allocator.allocate(tokens)
             other = allocator.fork(table)
             allocator.append(other, tokens, 1)
@@ -207,3 +211,19 @@ def grow(env: Any, size: int, block_size: int, batch: int) -> Iterator[int]:
         del table[size:]
         allocator.free(new)
         yield grown
+
+
+def whole(env: Any, size: int, block_size: int, batch: int, num_blocks: int) -> Iterator[int]:
+    """What is done to whole tables, of `size` blocks: allocate one, fork it, free both.
+
+    A round of a batch works on `num_blocks` blocks, whatever the size: on many short tables one
+    after the other, or on few long ones. The pool has as many, so that it is equally large for all.
+    """
+    allocator = env.solution.BlockAllocator(num_blocks, block_size)
+    while True:
+        for _ in range(batch * (num_blocks // size)):
+            table = allocator.allocate(size * block_size)
+            other = allocator.fork(table)
+            allocator.free(table)
+            allocator.free(other)
+        yield allocator.num_free

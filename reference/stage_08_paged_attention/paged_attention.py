@@ -58,6 +58,7 @@ def step_batch(
     Args:
         sequences: S of them, S >= 1.
         counts: S numbers, each at least 1 and at most the tokens that the sequence has not fed.
+        device: of all the tensors.
 
     Returns:
         A StepBatch of T = sum(counts) tokens. Logits are wanted for the last token of each
@@ -149,7 +150,10 @@ class PagedAttention:
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
     def plan(self, batch: StepBatch) -> None:
-        """Work out, once for all layers, what each sequence of a step reads and where it writes."""
+        """Work out, once for all layers, what each sequence of a step reads and where it writes.
+
+        The batch stays as it is.
+        """
         # solution: begin
         self.slots = batch.slot_mapping
         counts = batch.query_start_loc.diff().tolist()

@@ -18,7 +18,9 @@ class BlockAllocator:
     The free list is a queue: the block that has been free longest is taken first, in a new pool the
     one with the lowest id. The blocks that one call takes may stand in its table in any order.
     Every block is taken by `take` and given back by `give_back`, so that a subclass that keeps
-    another list has these two to replace, and `num_free`. Memory does not grow with operations.
+    another list has these two to replace, and `num_free`. Memory does not grow with operations, and
+    what is done for one block, or to read `num_free`, takes as long in a large pool or a long table
+    as in a small one; only `check` looks at everything.
 
     Args:
         num_blocks, block_size: at least 1; also attributes.

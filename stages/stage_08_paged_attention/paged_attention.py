@@ -53,6 +53,7 @@ def step_batch(
     Args:
         sequences: S of them, S >= 1.
         counts: S numbers, each at least 1 and at most the tokens that the sequence has not fed.
+        device: of all the tensors.
 
     Returns:
         A StepBatch of T = sum(counts) tokens. Logits are wanted for the last token of each
@@ -117,7 +118,10 @@ class PagedAttention:
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
     def plan(self, batch: StepBatch) -> None:
-        """Work out, once for all layers, what each sequence of a step reads and where it writes."""
+        """Work out, once for all layers, what each sequence of a step reads and where it writes.
+
+        The batch stays as it is.
+        """
         raise NotImplementedError("your code goes here")
 
     def copy_blocks(self, pairs: SequenceABC[tuple[int, int]]) -> None:

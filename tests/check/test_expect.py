@@ -62,6 +62,14 @@ def test_what_is_no_int(value: Any) -> None:
     assert expect.is_int(5, "x") == 5
 
 
+def test_a_number_of_thousands_of_digits() -> None:
+    for check in (expect.is_int, expect.is_number):
+        with pytest.raises(GateFailure) as caught:
+            check(Foreign("builtins.int", "10**6000 or so"), "ref_count(0)")
+        assert caught.value.code is Code.WRONG_VALUE
+        assert caught.value.got == "10**6000 or so"
+
+
 def test_foreign_values_are_named() -> None:
     with pytest.raises(GateFailure) as caught:
         expect.is_int(Foreign("numpy.int64", "np.int64(3)"), "token 0")

@@ -180,6 +180,8 @@ def _text(value: Any) -> str:
 
 def short(value: Any, limit: int = 200) -> str:
     """A repr that is safe to take: cut to `limit`, and an error inside it is caught."""
+    if type(value) is int and value.bit_length() > MAX_INT_BITS:  # Python refuses to write it out
+        return f"{'-' if value < 0 else ''}10**{(value.bit_length() - 1) * math.log10(2):.0f} or so"
     try:
         text = str.__str__(repr(value))  # of a subclass of str: its plain text
     except BaseException as error:

@@ -46,19 +46,29 @@ def result_of(action: Callable[[], Any], doing: str) -> Any:
 
 
 def is_int(value: Any, what: str) -> int:
-    """A plain int, or WRONG_TYPE."""
+    """A plain int, or WRONG_TYPE; WRONG_VALUE if it has thousands of digits."""
     if type(value) is not int:
         got = value.repr if isinstance(value, Foreign) else short(value)
+        _not_too_long(value, what)
         raise GateFailure(
             Code.WRONG_TYPE, f"{what} has the wrong type", "int", f"{type_name(value)}: {got}"
         )
     return value
 
 
+def _not_too_long(value: Any, what: str) -> None:
+    """WRONG_VALUE for an int of so many digits that the channel does not carry it."""
+    if isinstance(value, Foreign) and value.type == "builtins.int":
+        raise GateFailure(
+            Code.WRONG_VALUE, f"{what} is far too large", "a number of sensible size", value.repr
+        )
+
+
 def is_number(value: Any, what: str) -> float:
     """A plain, finite int or float, or WRONG_TYPE / WRONG_VALUE."""
     if type(value) not in (int, float):
         got = value.repr if isinstance(value, Foreign) else short(value)
+        _not_too_long(value, what)
         raise GateFailure(
             Code.WRONG_TYPE,
             f"{what} has the wrong type",
