@@ -138,19 +138,6 @@ class TestArrivals:
             got = self.times(gate, rate, count, "constant", 1)
             same(got, [i / rate for i in range(count)], f"arrivals at {rate} per second")
 
-    def test_what_is_meant_if_not_said(self, gate: GateRun) -> None:
-        """arrivals are Poisson's, of seed 0, if nothing else is said"""
-        for left_out in ((), ("poisson",)):
-            args = (5.0, 50, *left_out)
-            got, wanted = self.times(gate, *args), self.times(gate, 5.0, 50, "poisson", 0)
-            if got != wanted:
-                raise GateFailure(
-                    Code.WRONG_VALUE, f"arrival_times{args} gives other times than with the "
-                    "defaults of its other arguments, process='poisson' and seed=0",
-                    short(wanted[:3]), short(got[:3]),
-                    likely="A default in the signature was changed.",
-                )  # fmt: skip
-
     def test_poisson_gaps_are_exponential(self, gate: GateRun) -> None:
         """Poisson arrivals: independent exponential gaps with a mean of 1 / rate"""
         count, rate = 4000, 2.0 ** gate.rng.randrange(-2, 6)
@@ -223,6 +210,19 @@ class TestArrivals:
                 "code shares", "a random.Random of its own",
                 likely="`random.seed(seed)`, or `numpy.random.seed(seed)`",
             )  # fmt: skip
+
+    def test_what_is_meant_if_not_said(self, gate: GateRun) -> None:
+        """arrivals are Poisson's, of seed 0, if nothing else is said"""
+        for left_out in ((), ("poisson",)):
+            args = (5.0, 50, *left_out)
+            got, wanted = self.times(gate, *args), self.times(gate, 5.0, 50, "poisson", 0)
+            if got != wanted:
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"arrival_times{args} gives other times than with the "
+                    "defaults of its other arguments, process='poisson' and seed=0",
+                    short(wanted[:3]), short(got[:3]),
+                    likely="A default in the signature was changed.",
+                )  # fmt: skip
 
     def test_the_list_is_the_callers(self, gate: GateRun) -> None:
         """what a caller does to the list of times changes no other list"""
@@ -432,61 +432,6 @@ def check_cut(
             likely=LIKELY["cut_short"],
         )  # fmt: skip
     check(found, [oracle.seen_until(one, cut) for one in wanted if one["sent"] < cut], what)
-
-
-BOTH = pytest.mark.parametrize("kind", ["closed", "open"])
-
-
-def either(
-    gate: GateRun, kind: str, script: list[Json], what: str, **more: Any
-) -> tuple[Json, list[Json]]:
-    """A closed loop of 2, or an open one of one request per second; and its timelines."""
-    arrivals = [float(index) for index in range(len(script))]
-    how: Any = 2 if kind == "closed" else arrivals
-    wanted = oracle.closed(script, 2) if kind == "closed" else oracle.on_time(script, arrivals)
-    return run(gate, kind, script, how, what, **more), wanted
-
-
-@pytest.mark.contract
-class TestBothLoops:
-    """What a loop must not care about: what it sends, how long that takes, and how it fails."""
-
-    @BOTH
-    def test_empty_requests_are_requests(self, gate: GateRun, kind: str) -> None:
-        """a request is sent whatever it is: an empty text, 0 or None"""
-        what = f"requests that are None, '', 0, () and {{}} ({kind} loop)"
-        found, wanted = either(gate, kind, [answer(gate) for _ in range(5)], what, source="empty")
-        if len(found["timelines"]) < len(wanted):
-            raise GateFailure(
-                Code.WRONG_LOAD, f"{what}: each is sent", str(len(wanted)),
-                str(len(found["timelines"])), likely="`if request`, or `next(requests, None)`: "
-                "what a request is says nothing on whether there is one.",
-            )  # fmt: skip
-        check(found, wanted, what)
-
-    @BOTH
-    def test_an_answer_that_takes_days(self, gate: GateRun, kind: str) -> None:
-        """a load waits for an answer however long it takes: giving up is for `send` to do"""
-        script = [answer(gate, 3) for _ in range(4)]
-        day = 24 * 3600.0
-        script[1] = {"chunks": [[2 * day, 1, None], [2 * day, 1, 2]], "rest": 2 * day}
-        what = f"an answer that takes six days ({kind} loop)"
-        found, wanted = either(gate, kind, script, what)
-        if len(found["timelines"]) > 1 and found["timelines"][1]["error"] is not None:
-            raise GateFailure(
-                Code.WRONG_LOAD, f"{what} is given up, though nothing has failed", "no error",
-                short(found["timelines"][1]["error"], 60),
-                likely="`asyncio.timeout` or `wait_for`: the loop has no say in when to give up.",
-            )  # fmt: skip
-        check(found, wanted, what)
-
-    @BOTH
-    def test_a_kind_of_request_failed(self, gate: GateRun, kind: str) -> None:
-        """a subclass of RequestFailed is one: its message is the error"""
-        script = [answer(gate, 3) for _ in range(4)]
-        script[1] |= {"error": "HTTP 529", "special": True}
-        what = f"`send` raises a subclass of RequestFailed ({kind} loop)"
-        check(*either(gate, kind, script, what), what)
 
 
 @pytest.mark.contract
@@ -726,6 +671,61 @@ class TestOpenLoop:
             lambda: gate.candidate.call("load", kind="open", script=[], how=arrivals),
             "arrivals", f"arrivals = {arrivals}",
         )  # fmt: skip
+
+
+BOTH = pytest.mark.parametrize("kind", ["closed", "open"])
+
+
+def either(
+    gate: GateRun, kind: str, script: list[Json], what: str, **more: Any
+) -> tuple[Json, list[Json]]:
+    """A closed loop of 2, or an open one of one request per second; and its timelines."""
+    arrivals = [float(index) for index in range(len(script))]
+    how: Any = 2 if kind == "closed" else arrivals
+    wanted = oracle.closed(script, 2) if kind == "closed" else oracle.on_time(script, arrivals)
+    return run(gate, kind, script, how, what, **more), wanted
+
+
+@pytest.mark.contract
+class TestBothLoops:
+    """What a loop must not care about: what it sends, how long that takes, and how it fails."""
+
+    @BOTH
+    def test_empty_requests_are_requests(self, gate: GateRun, kind: str) -> None:
+        """a request is sent whatever it is: an empty text, 0 or None"""
+        what = f"requests that are None, '', 0, () and {{}} ({kind} loop)"
+        found, wanted = either(gate, kind, [answer(gate) for _ in range(5)], what, source="empty")
+        if len(found["timelines"]) < len(wanted):
+            raise GateFailure(
+                Code.WRONG_LOAD, f"{what}: each is sent", str(len(wanted)),
+                str(len(found["timelines"])), likely="`if request`, or `next(requests, None)`: "
+                "what a request is says nothing on whether there is one.",
+            )  # fmt: skip
+        check(found, wanted, what)
+
+    @BOTH
+    def test_an_answer_that_takes_days(self, gate: GateRun, kind: str) -> None:
+        """a load waits for an answer however long it takes: giving up is for `send` to do"""
+        script = [answer(gate, 3) for _ in range(4)]
+        day = 24 * 3600.0
+        script[1] = {"chunks": [[2 * day, 1, None], [2 * day, 1, 2]], "rest": 2 * day}
+        what = f"an answer that takes six days ({kind} loop)"
+        found, wanted = either(gate, kind, script, what)
+        if len(found["timelines"]) > 1 and found["timelines"][1]["error"] is not None:
+            raise GateFailure(
+                Code.WRONG_LOAD, f"{what} is given up, though nothing has failed", "no error",
+                short(found["timelines"][1]["error"], 60),
+                likely="`asyncio.timeout` or `wait_for`: the loop has no say in when to give up.",
+            )  # fmt: skip
+        check(found, wanted, what)
+
+    @BOTH
+    def test_a_kind_of_request_failed(self, gate: GateRun, kind: str) -> None:
+        """a subclass of RequestFailed is one: its message is the error"""
+        script = [answer(gate, 3) for _ in range(4)]
+        script[1] |= {"error": "HTTP 529", "special": True}
+        what = f"`send` raises a subclass of RequestFailed ({kind} loop)"
+        check(*either(gate, kind, script, what), what)
 
 
 # -- one request ---------------------------------------------------------------------------------
