@@ -39,6 +39,10 @@ LIKELY = {
     "tpot": "n tokens have n - 1 gaps between the first and the last.",
     "e2e": "It counts from `sent`, or to the last chunk instead of the end.",
     "percentile": "The rank is q / 100 * (n - 1), and between two values it is interpolated.",
+    "made_up_window": "Only the requests that are kept are looked at: one of the warm-up whose end "
+    "is not known closes the window before it opens.",
+    "empty_window": "There is no window where warm-up and cool-down take every request, nor where "
+    "it would close as it opens.",
     "steady_window": "The burst at the start or the tail at the end is taken for steady state.",
     "throughput": "Tokens belong to the window in which they came, of requests that finished.",
     "occupancy": "First tokens are counted as gaps, waiting requests as decoding, or a request's "
@@ -54,13 +58,17 @@ LIKELY = {
 
 def same(
     got: Any, expected: Any, what: str, code: Code = Code.WRONG_VALUE, where: str = "",
-    likely: str = "",
+    likely: str = "", made_up: str = "",
 ) -> None:  # fmt: skip
-    """A number, a list of numbers, or None where nothing could be measured."""
+    """A number, a list of numbers, or None where nothing could be measured.
+
+    likely: why the value may be wrong; made_up: why there may be one where none should be.
+    """
     if expected is None and got is not None:
         raise GateFailure(
-            Code.MADE_UP, f"{what} could not be measured", "None", short(got, 80), where=where
-        )
+            Code.MADE_UP, f"{what} could not be measured", "None", short(got, 80), where=where,
+            likely=made_up,
+        )  # fmt: skip
     if expected is None:
         return
     if got is None:
@@ -199,8 +207,33 @@ class TestArrivals:
         if not gate.candidate.call("shared_randomness"):
             raise GateFailure(
                 Code.STALE_STATE, "arrival_times seeds or draws from the random numbers that all "
-                "code shares", "a random.Random of its own", likely="`random.seed(seed)`",
+                "code shares", "a random.Random of its own",
+                likely="`random.seed(seed)`, or `numpy.random.seed(seed)`",
             )  # fmt: skip
+
+    def test_what_is_meant_if_not_said(self, gate: GateRun) -> None:
+        """arrivals are Poisson's, of seed 0, if nothing else is said"""
+        for left_out in ((), ("poisson",)):
+            args = (5.0, 50, *left_out)
+            got, wanted = self.times(gate, *args), self.times(gate, 5.0, 50, "poisson", 0)
+            if got != wanted:
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"arrival_times{args} gives other times than with the "
+                    "defaults of its other arguments, process='poisson' and seed=0",
+                    short(wanted[:3]), short(got[:3]),
+                    likely="A default in the signature was changed.",
+                )  # fmt: skip
+
+    def test_the_list_is_the_callers(self, gate: GateRun) -> None:
+        """what a caller does to the list of times changes no other list"""
+        for args in ((5.0, 10, "poisson", 3), (5.0, 10, "constant", 3)):
+            before, after = gate.candidate.call("arrivals_of_a_changed_list", args=list(args))
+            if before != after:
+                raise GateFailure(
+                    Code.STALE_STATE, f"arrival_times{args} is not the same any more after its "
+                    "caller has emptied the list that came of it", short(before[:3]),
+                    short(after[:3]), likely="One list is kept and given to every caller.",
+                )  # fmt: skip
 
     @pytest.mark.parametrize(
         ("args", "argument", "kind"),
@@ -337,6 +370,17 @@ def check_concurrency(found: Json, concurrency: int, total: int, what: str) -> N
             )  # fmt: skip
 
 
+def check_over(found: Json, wanted: list[Json], what: str) -> None:
+    """The load is over as its last answer is."""
+    last = max(one["ended"] for one in wanted)
+    if not math.isclose(found["ended"], last, abs_tol=TICK / 2):
+        raise GateFailure(
+            Code.WRONG_LOAD, f"{what}: the load is over when all requests have ended",
+            f"at {last:.3f} s", f"at {found['ended']:.3f} s",
+            likely="It waits until every arrival, be a request left for it or not.",
+        )  # fmt: skip
+
+
 def check_kept(found: Json, what: str) -> None:
     """Each timeline is there by the time of its first chunk, in the order of sending."""
     intended = [one["intended"] for one in found["timelines"]]
@@ -426,6 +470,7 @@ class TestClosedLoop:
             found = run(gate, "closed", script, concurrency, what)
             check_concurrency(found, concurrency, total, what)
             check(found, oracle.closed(script, concurrency), what)
+            check_over(found, oracle.closed(script, concurrency), what)
 
     def test_no_request(self, gate: GateRun) -> None:
         """no request: nothing is sent, and the load is over"""
@@ -514,10 +559,10 @@ class TestOpenLoop:
         check_kept(found, "6 requests, the first of them slow")
 
     def test_nothing_limits_the_requests_in_flight(self, gate: GateRun) -> None:
-        """hundreds of requests in flight: a server that hangs keeps no other request from going"""
-        arrivals = [i * 2 * TICK for i in range(300)]
+        """thousands of requests in flight: a server that hangs keeps no other request from going"""
+        arrivals = [i * 2 * TICK for i in range(2500)]
         script = [{"chunks": [[8.0, 1, None], [TICK, 1, 2]]} for _ in arrivals]
-        what = "300 requests within a second, each answered after 8 s"
+        what = "2,500 requests within 5 s, each answered after 8 s"
         check(run(gate, "open", script, arrivals, what), oracle.on_time(script, arrivals), what)
 
     def test_a_server_that_stalls(self, gate: GateRun) -> None:
@@ -568,9 +613,27 @@ class TestOpenLoop:
         what = "4 requests for 3 times, two of them equal"
         found = run(gate, "open", script, times, what)
         check(found, oracle.on_time(script[:3], times), what)
-        found = run(gate, "open", script[:1], [0.25, 0.5], "1 request for 2 times")
-        check(found, [oracle.expected(script[0], 0.25, 0.25, 0.25)], "1 request for 2 times")
+        # The first time that has no request lies before the end of the answer: whether a loop looks
+        # for a request before it sleeps or after that makes no difference.
+        what = "1 request for 4 times, the last two of them long after its answer"
+        one = {**script[0], "rest": 1.0}
+        found = run(gate, "open", [one], [0.25, 0.5, 100.0, 1000.0], what)
+        check(found, [oracle.expected(one, 0.25, 0.25, 0.25)], what)
+        check_over(found, [oracle.expected(one, 0.25, 0.25, 0.25)], what)
         check(run(gate, "open", [], [], "no request"), [], "no request")
+
+    def test_an_endless_source(self, gate: GateRun) -> None:
+        """requests may have no end: no more of them are taken than there are times"""
+        script, times = [answer(gate, 2) for _ in range(3)], [0.0, 0.25, 0.5]
+        what = "3 times, and requests without end"
+        found = run(gate, "open", script, times, what, source="endless")
+        taken = sum(event == "taken" for _, event, _ in found["events"])
+        if taken > 100:  # it takes them all, and has only come back because the gate's do end
+            raise GateFailure(
+                Code.WRONG_LOAD, f"{what}: requests that are taken", "3", f"{taken}, and it would "
+                "take more for ever", likely="`list(requests)`",
+            )  # fmt: skip
+        check(found, oracle.on_time(script, times), what)
 
     def test_a_failure_is_one_requests_own(self, gate: GateRun) -> None:
         """a request that fails is noted, and the others go on"""
@@ -608,6 +671,61 @@ class TestOpenLoop:
             lambda: gate.candidate.call("load", kind="open", script=[], how=arrivals),
             "arrivals", f"arrivals = {arrivals}",
         )  # fmt: skip
+
+
+BOTH = pytest.mark.parametrize("kind", ["closed", "open"])
+
+
+def either(
+    gate: GateRun, kind: str, script: list[Json], what: str, **more: Any
+) -> tuple[Json, list[Json]]:
+    """A closed loop of 2, or an open one of one request per second; and its timelines."""
+    arrivals = [float(index) for index in range(len(script))]
+    how: Any = 2 if kind == "closed" else arrivals
+    wanted = oracle.closed(script, 2) if kind == "closed" else oracle.on_time(script, arrivals)
+    return run(gate, kind, script, how, what, **more), wanted
+
+
+@pytest.mark.contract
+class TestBothLoops:
+    """What a loop must not care about: what it sends, how long that takes, and how it fails."""
+
+    @BOTH
+    def test_empty_requests_are_requests(self, gate: GateRun, kind: str) -> None:
+        """a request is sent whatever it is: an empty text, 0 or None"""
+        what = f"requests that are None, '', 0, () and {{}} ({kind} loop)"
+        found, wanted = either(gate, kind, [answer(gate) for _ in range(5)], what, source="empty")
+        if len(found["timelines"]) < len(wanted):
+            raise GateFailure(
+                Code.WRONG_LOAD, f"{what}: each is sent", str(len(wanted)),
+                str(len(found["timelines"])), likely="`if request`, or `next(requests, None)`: "
+                "what a request is says nothing on whether there is one.",
+            )  # fmt: skip
+        check(found, wanted, what)
+
+    @BOTH
+    def test_an_answer_that_takes_days(self, gate: GateRun, kind: str) -> None:
+        """a load waits for an answer however long it takes: giving up is for `send` to do"""
+        script = [answer(gate, 3) for _ in range(4)]
+        day = 24 * 3600.0
+        script[1] = {"chunks": [[2 * day, 1, None], [2 * day, 1, 2]], "rest": 2 * day}
+        what = f"an answer that takes six days ({kind} loop)"
+        found, wanted = either(gate, kind, script, what)
+        if len(found["timelines"]) > 1 and found["timelines"][1]["error"] is not None:
+            raise GateFailure(
+                Code.WRONG_LOAD, f"{what} is given up, though nothing has failed", "no error",
+                short(found["timelines"][1]["error"], 60),
+                likely="`asyncio.timeout` or `wait_for`: the loop has no say in when to give up.",
+            )  # fmt: skip
+        check(found, wanted, what)
+
+    @BOTH
+    def test_a_kind_of_request_failed(self, gate: GateRun, kind: str) -> None:
+        """a subclass of RequestFailed is one: its message is the error"""
+        script = [answer(gate, 3) for _ in range(4)]
+        script[1] |= {"error": "HTTP 529", "special": True}
+        what = f"`send` raises a subclass of RequestFailed ({kind} loop)"
+        check(*either(gate, kind, script, what), what)
 
 
 # -- one request ---------------------------------------------------------------------------------
@@ -670,6 +788,9 @@ CASES = [
          [2.0, 2.5], None, None, None, None),
     Case("a request that was refused",
          timeline([], None, 1.75, error="HTTP 429"), None, None, None, None, None),
+    Case("a request that failed with an error of no words",
+         timeline([ROLE, (2.0, 1), (2.5, 1)], None, 2.75, error=""),
+         [2.0, 2.5], None, None, None, None),
     Case("a request whose end is not known",
          timeline([ROLE, (2.0, 1), (2.5, 1)], None, None),
          [2.0, 2.5], None, None, None, None),
@@ -771,6 +892,11 @@ class TestSteadyWindow:
             same(found, wanted, what, likely=LIKELY["steady_window"])
             mixed = gate.rng.sample(many, len(many))
             same(self.found(gate, mixed, warmup, cooldown, what=what), wanted, f"{what}, unsorted")
+        what = "the steady window of 20 requests, warmup 4, cooldown left out"
+        same(
+            self.found(gate, many, 4, what=what), [2.0, 9.5], what,
+            likely="The default of `cooldown`, 1, was changed in the signature.",
+        )  # fmt: skip
 
     def test_a_request_whose_end_is_not_known(self, gate: GateRun) -> None:
         """the window closes before the first request whose end is not known"""
@@ -779,7 +905,11 @@ class TestSteadyWindow:
         what = "the steady window of a load that was cut short"
         same(self.found(gate, many, 2, 2, what=what), [2.0, 6.0], what)
         many[1]["ended"] = None
-        same(self.found(gate, many, 2, 2, what=what), None, f"{what} in the warm-up")
+        same(
+            self.found(gate, many, 2, 2, what=what), None,
+            "the steady window of a load with a warm-up request whose end is not known",
+            made_up=LIKELY["made_up_window"],
+        )  # fmt: skip
         failed = [{**one, "ended": 99.0, "error": "HTTP 500"} for one in many]
         same(self.found(gate, failed, 2, 2, what=what), [2.0, 8.0], "failed requests have ended")
 
@@ -788,11 +918,16 @@ class TestSteadyWindow:
         many = [timeline([], intended=float(i), sent=float(i)) for i in range(6)]
         for warmup, cooldown in ((3, 3), (6, 1), (0, 6), (50, 50)):
             what = f"the steady window of 6 requests, warmup {warmup}, cooldown {cooldown}"
-            same(self.found(gate, many, warmup, cooldown, what=what), None, what)
+            same(
+                self.found(gate, many, warmup, cooldown, what=what), None, what,
+                made_up=LIKELY["empty_window"],
+            )  # fmt: skip
         same(self.found(gate, [], 0, 1, what="no requests"), None, "the window of no requests")
         together = [timeline([]) for _ in range(6)]
         what = "the steady window of requests that were all due at one time"
-        same(self.found(gate, together, 1, 1, what=what), None, what)
+        same(
+            self.found(gate, together, 1, 1, what=what), None, what, made_up=LIKELY["empty_window"]
+        )
 
     @pytest.mark.parametrize(
         ("args", "argument"), [((-1, 1), "warmup"), ((0, 0), "cooldown"), ((0, -2), "cooldown")]
@@ -901,8 +1036,8 @@ class TestManyRequests:
         """failed requests are counted by kind, and are in no latency and no sum"""
         many = some(gate, 40)
         for index, one in enumerate(many[:12]):
-            kind = ("HTTP 429", "HTTP 429", "closed early")[index % 3]
-            one |= {"error": kind, "chunks": one["chunks"][: index % 4]}
+            kind = ("HTTP 429", "HTTP 429", "closed early", "")[index % 4]
+            one |= {"error": kind, "chunks": one["chunks"][: index % 5]}
             one["ended"] = one["intended"] + 0.001
         check_window(gate, many, 3.0, 13.0, "40 requests of which 12 fail")
         for one in many:

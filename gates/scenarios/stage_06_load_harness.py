@@ -6,6 +6,7 @@ known exactly. The numbers run in real time, over HTTP, against a server in the 
 
 import asyncio
 import random
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -15,10 +16,18 @@ from course.load.client import Client
 from course.types import Chunk, RequestFailed, Stamp, Timeline
 
 __all__ = [
-    "aggregate", "drive", "function", "load", "metric", "serve", "shared_randomness", "summaries",
+    "aggregate", "arrivals_of_a_changed_list", "drive", "function", "load", "metric", "serve",
+    "shared_randomness", "summaries",
 ]  # fmt: skip
 
 Json = dict[str, Any]
+
+EMPTY = (None, "", 0, (), {})  # requests that are all false in an `if`
+ENOUGH = 1000  # requests of an endless source: whoever takes so many would take them for ever
+
+
+class Overloaded(RequestFailed):
+    """A failure as a client may have its own: a kind of RequestFailed."""
 
 
 def function(env: Any, name: str, args: list[Any]) -> Json:
@@ -28,9 +37,30 @@ def function(env: Any, name: str, args: list[Any]) -> Json:
 
 def shared_randomness(env: Any) -> bool:
     """Whether drawing arrival times leaves the random numbers of others alone."""
-    before = random.getstate()
+    env.solution.arrival_times(5.0, 10, "poisson", 4)  # imports what it draws with, if anything
+    before = shared_states()
     env.solution.arrival_times(5.0, 10, "poisson", 3)
-    return random.getstate() == before
+    return shared_states() == before
+
+
+def shared_states() -> list[Any]:
+    """The states of the random numbers that all code shares, of libraries that are there."""
+    states: list[Any] = [random.getstate()]
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        states.append([kind, keys.tobytes(), *rest])
+    if "torch" in sys.modules:
+        states.append(sys.modules["torch"].get_rng_state().tolist())
+    return states
+
+
+def arrivals_of_a_changed_list(env: Any, args: list[Any]) -> list[Any]:
+    """Arrival times, and the same asked for again after the caller has emptied the first list."""
+    given = env.solution.arrival_times(*args)
+    kept = list(given)
+    if isinstance(given, list):
+        given.clear()
+    return [kept, list(env.solution.arrival_times(*args))]
 
 
 def metric(env: Any, name: str, timeline: Json) -> Any:
@@ -63,15 +93,22 @@ class Backend:
     """Answers by a script, and notes when a request is taken, sent and over.
 
     A script says for each request: `chunks`, each [seconds before it, tokens, output_tokens];
-    `rest`, the seconds from the last one to the end; `error`, if it fails then; `bug`, if it fails
-    with an error that no client foresees; `at_once`, if it fails as it is called, before there is
-    an answer; `busy`, the seconds for which its sending keeps the client from doing anything else;
-    and `busy_chunk`, those for which its first chunk does. With `slots`, only so many are answered
-    at a time, and the others wait in line.
+    `rest`, the seconds from the last one to the end; `error`, if it fails then; `special`, if that
+    is with a subclass of RequestFailed; `bug`, if it fails with an error that no client foresees;
+    `at_once`, if it fails as it is called, before there is an answer; `busy`, the seconds for which
+    its sending keeps the client from doing anything else; and `busy_chunk`, those for which its
+    first chunk does. With `slots`, only so many are answered at a time, and the others wait in
+    line.
+
+    Requests are numbers that count up; of `source` "empty" they are those of EMPTY, and of
+    "endless" there are more of them than the script has answers.
     """
 
-    def __init__(self, script: list[Json], slots: int | None, timelines: list[Any]) -> None:
+    def __init__(
+        self, script: list[Json], slots: int | None, timelines: list[Any], source: str
+    ) -> None:
         self.script = script
+        self.source = source
         self.slots = asyncio.Semaphore(slots or len(script) + 1)
         self.timelines = timelines
         self.events: list[tuple[float, str, int]] = []
@@ -80,12 +117,13 @@ class Backend:
     def note(self, what: str, index: int) -> None:
         self.events.append((asyncio.get_running_loop().time(), what, index))
 
-    def requests(self) -> Iterator[int]:
-        for index in range(len(self.script)):
+    def requests(self) -> Iterator[Any]:
+        for index in range(ENOUGH if self.source == "endless" else len(self.script)):
             self.note("taken", index)
-            yield index
+            yield EMPTY[index] if self.source == "empty" else index
 
-    def send(self, index: int) -> AsyncIterator[Chunk]:
+    def send(self, request: Any) -> AsyncIterator[Chunk]:
+        index = EMPTY.index(request) if self.source == "empty" else request
         if self.script[index].get("at_once"):
             self.note("sent", index)
             self.note("over", index)
@@ -120,15 +158,17 @@ class Backend:
         if self.script[index].get("bug"):
             raise KeyError("choices")
         if self.script[index].get("error"):
-            raise RequestFailed(self.script[index]["error"])
+            kind = Overloaded if self.script[index].get("special") else RequestFailed
+            raise kind(self.script[index]["error"])
 
 
 def load(
     env: Any, kind: str, script: list[Json], how: Any, slots: int | None = None,
-    cancel_at: float | None = None,
+    cancel_at: float | None = None, source: str = "numbers",
 ) -> Json:  # fmt: skip
     """A whole load in virtual time; `how` is the concurrency or the arrival times.
 
+    source: what the requests are, as `Backend` says.
     cancel_at: when to cancel it; time then goes on for another 100 seconds. `tasks` counts those
     that are left a millisecond after the load has ended.
     """
@@ -136,7 +176,7 @@ def load(
     async def main() -> Json:
         clock = asyncio.get_running_loop().time
         timelines: list[Any] = []
-        backend = Backend(script, slots, timelines)
+        backend = Backend(script, slots, timelines, source)
         drive = env.solution.closed_loop if kind == "closed" else env.solution.open_loop
         job = asyncio.ensure_future(drive(backend.send, backend.requests(), how, timelines))
         if cancel_at is not None:

@@ -107,7 +107,8 @@ async def closed_loop(
 
     When one ends, well or not, the next is sent at once. A request is taken from `requests` only
     when it is sent. Whatever `send` raises, when it is called or later, is that request's own
-    `error`: the message of a RequestFailed, the name of the type of any other exception.
+    `error`: the message of a RequestFailed, the name of the type of any other exception. How long
+    an answer may take is for `send` to say.
 
     A load that is cancelled sends nothing more, cancels what it has sent, and raises the
     CancelledError.
@@ -145,7 +146,8 @@ async def open_loop(
     """Send the i-th request `arrivals[i]` seconds from now, whatever became of those before it.
 
     Returns when all have ended. A request that is late is sent at once, and its timeline still says
-    when it was intended. What has no partner among `requests` or `arrivals` is not sent.
+    when it was intended. What has no partner among `requests` or `arrivals` is not sent,
+    and not waited for: either may be the longer, and `requests` may have no end.
 
     Args:
         send, timelines: as for `closed_loop`, failures and cancellation included.
@@ -305,8 +307,8 @@ def steady_window(timelines: Sequence[Timeline], warmup: int, cooldown: int = 1)
 
     In the order of their intended times, the first `warmup` requests are left out, and the last
     `cooldown` too. The window opens at the intended time of the first request that is kept. It
-    closes at that of the first of the last `cooldown`, or earlier: at that of the first request
-    whose end is not known. None if nothing is left.
+    closes at that of the first of the last `cooldown`, or earlier: at that of the first request of
+    all, those of the warm-up included, whose end is not known. None if nothing is left.
 
     Raises:
         ValueError: `warmup` is negative, or `cooldown` below 1: after the last request there is

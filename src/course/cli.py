@@ -688,9 +688,21 @@ def load(
     arrivals: Annotated[
         str, typer.Option(help="Of an open loop: poisson or constant.")
     ] = "poisson",
-    requests: Annotated[int | None, typer.Option(min=1, help="How many in all.")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many in all.  [default: 8 for each in flight, or 30 s of the rate; at least "
+            "20]",
+        ),
+    ] = None,
     warmup: Annotated[
-        int | None, typer.Option(min=0, help="Left out at the start, and as many at the end.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Left out at the start, and as many at the end.  [default: as many as are in "
+            "flight, or a tenth of an open loop]",
+        ),
     ] = None,
     prompts: Annotated[
         str, typer.Option(help="chat, code, revision, or a file: one in each line.")

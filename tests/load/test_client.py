@@ -413,7 +413,22 @@ def test_nothing_after_done_counts() -> None:
         assert len(chunks(url)) == 1
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"data": []}', b"[]", b"<html>"])
+NESTED = b"[" * 100_000 + b"]" * 100_000
+
+
+def test_answers_that_are_nested_deeper_than_json_is_read() -> None:
+    with raw_server(sends(b"data: " + NESTED + b"\n\n")) as url:
+        assert asked(url)[0].error == "not an OpenAI stream"
+    with raw_server(sends(NESTED)) as url:
+        assert asked(url, stream=False)[0].error == "not an OpenAI answer"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b'{"data": []}', b"[]", b"<html>", NESTED, b'{"data": [{"id": null}]}',
+     b'{"data": [{"id": 7}]}', b'{"data": [{"id": ""}]}'],
+    ids=lambda body: body[:24].decode(),
+)  # fmt: skip
 def test_a_server_that_names_no_model(body: bytes) -> None:
     with (
         raw_server(sends(body)) as url,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cli.terminal import COURSE, Terminal
 from course.load.fake_server import Answer, FakeServer
 from course.load.plot import plot
 from course.load.prompts import prompts_of
-from course.load.report import as_dict, reasons, remarks
+from course.load.report import as_dict, print_report, reasons, remarks
 from course.load.run import Load, Measured
 from course.parts import Binding, bind, load_part
 from course.study.workspace import stub_source
@@ -68,11 +70,12 @@ def test_a_closed_loop(course: Terminal, tmp_path: Path) -> None:
 def test_an_open_loop(course: Terminal) -> None:
     with FakeServer(lambda _: STEADY) as server:
         ended = course(
-            "load", server.url, "--rate", "40", "--requests", "40", "--arrivals", "constant"
-        )
+            "load", server.url, "--rate", "40", "--requests", "40", "--arrivals", "constant",
+            "--warmup", "12",
+        )  # fmt: skip
     assert ended.status == 0
     assert "open loop, 40 per second (constant) · 40 requests" in ended.words
-    assert "32 requests" in row(ended.out, "E2E")
+    assert "16 requests" in row(ended.out, "E2E")
     received = [record.received for record in server.records]
     assert 0.8 < received[-1] - received[0] < 3.0
 
@@ -132,6 +135,8 @@ def test_what_is_refused(course: Terminal, tmp_path: Path, monkeypatch: pytest.M
         (["--rate", "nan"], "--rate must be above 0"),
         (["--rate", "5", "--arrivals", "burst"], "--arrivals must be poisson or constant"),
         (["--requests", "10", "--concurrency", "5"], "--requests must be more than"),
+        (["--requests", "4"], "8 + 8, got 4: ask for 17 or more, or leave out less with --warmup"),
+        (["--requests", "1", "--warmup", "0"], "0 + 1, got 1: ask for 2 or more"),
         (["--prompts", "nowhere.txt"], "--prompts must be chat, code, revision or a file"),
         (["--timeout", "0"], "--timeout must be above 0"),
         (["--api", "embeddings"], "api must be one of chat, completions"),
@@ -142,6 +147,7 @@ def test_what_is_refused(course: Terminal, tmp_path: Path, monkeypatch: pytest.M
         (["--json", str(tmp_path)], "--json must be a file"),
         (["--plot", str(tmp_path)], "--plot must be a file"),
         (["--plot", str(tmp_path / "x.nonsense")], "--plot must end in .png, .svg or .pdf"),
+        (["--plot", str(tmp_path / "x.gif")], "--plot must end in .png, .svg or .pdf"),
         (["--plot", str(tmp_path / "x")], "--plot must end in .png, .svg or .pdf"),
         (["--prompts", str(no_text)], "--prompts: "),
         (["--prompts", str(no_text)], "is no text in UTF-8"),
@@ -168,6 +174,28 @@ def test_files_that_cannot_be_written_are_refused_before_the_load(
     assert server.records == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_files_that_cannot_be_written_after_the_load_are_named(
+    course: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = tmp_path / "x.png"
+    with FakeServer(lambda _: STEADY) as server:
+        ended = course("load", server.url, *QUICK, "--json", "/dev/full", "--plot", str(picture))
+        assert ended.status != 0
+        assert "--json: /dev/full cannot be written: No space left on device" in ended.err
+        assert "output tokens per second" in ended.out  # the table came, and the picture, too
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+        ended = course("load", server.url, *QUICK, "--plot", str(picture))
+    assert f"--plot: {picture} cannot be written: No space left on device" in " ".join(
+        ended.err.split()
+    )
+
+
 def test_prompts_are_taken_over_and_over(course: Terminal, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one\ntwo\nthree\n")
@@ -188,6 +216,34 @@ def test_the_key_is_sent_and_never_written(
         ended = course("load", server.url, *QUICK, "--api-key", "MY_KEY", "--json", str(path))
     assert server.headers[0]["authorization"] == "Bearer s3cret"
     assert "s3cret" not in ended.out + ended.err + path.read_text()
+
+
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(
+    course: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = "--api-key: the key in MY_KEY begins or ends with a space or a line break"
+    holds = "--api-key: the key in MY_KEY holds a character that no header can carry"
+    with FakeServer(lambda _: STEADY) as server:
+        for key, words in (
+            ("s3cret\n", ends), ("s3cret\r", ends), (" s3cret", ends), ("s3\ncret", holds),
+            ("s3\x7fcret", holds), ("s3\xe9cret", holds), ("s3 cret", holds), ("s3\x01cret", holds),
+        ):  # fmt: skip
+            monkeypatch.setenv("MY_KEY", key)
+            said = course.refused("load", server.url, *QUICK, "--api-key", "MY_KEY")
+            assert words in said, key
+            assert "s3" not in said
+            assert "cret" not in said
+        for key in ("sk-s3cret", "s3\ncret"):  # typed where the name of a variable belongs
+            said = course.refused("load", server.url, *QUICK, "--api-key", key)
+            assert "--api-key takes the name of an environment variable, not the key" in said
+            assert "cret" not in said
+    assert server.records == []
+
+
+def test_the_defaults_are_in_the_help(course: Terminal) -> None:
+    words = course("load", "--help").words
+    assert "[default: 8 for each in flight, or 30 s of the rate; at least 20]" in words
+    assert "[default: as many as are in flight, or a tenth of an open loop]" in words
 
 
 def test_a_stub_is_said_to_be_one(
@@ -299,7 +355,90 @@ def test_a_window_in_which_no_gap_closed() -> None:
     for index, timeline in enumerate(load.timelines):
         timeline.intended = timeline.sent = index * 1e-9  # all at once: the window is 7 ns long
     why = "no gap between two tokens ended in the window"
-    assert reasons(load) == {"itl": why, "occupancy": why}
+    found = reasons(load)
+    assert (found.pop("itl"), found.pop("occupancy")) == (why, why)
+    assert set(found) == {"request_rate", "throughput"}  # the window is too short for a rate
+
+
+RATES = ("request_rate", "throughput", "occupancy")
+
+
+def said(load: Measured) -> str:
+    """The report, its lines put together."""
+    console = Console(width=100, file=io.StringIO())
+    print_report(console, load, "http://h/v1", 20)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def told(load: Measured, reason: str) -> None:
+    """The rates are absent everywhere, for this reason; the latencies are there."""
+    assert reasons(load) == dict.fromkeys(RATES, reason)
+    assert said(load).count(f"not measured: {reason}") == 3
+    document = as_dict(load, "http://h/v1", {})
+    assert document["not_measured"] == dict.fromkeys(RATES, reason)
+    assert [document["summary"][name] for name in RATES] == [None] * 3
+    assert document["summary"]["e2e"]["count"] == load.summary.e2e.count > 0
+
+
+def test_no_rates_of_a_window_that_is_shorter_than_an_answer() -> None:
+    load = measured(steady(20))
+    for index, timeline in enumerate(load.timelines):  # three groups, each sent within 30 ms
+        due = (index // 8) * 0.8 + index % 8 / 256
+        timeline.intended = timeline.sent = due
+        timeline.chunks = [Stamp(due + 0.5, 1), Stamp(due + 0.79, 1)]
+        timeline.ended = due + 0.8
+    load.load = planned(concurrency=8, requests=20)
+    told(load, "the steady window is shorter than an answer, 15.6 ms and 800.0 ms (p50): "
+         "take more --requests")  # fmt: skip
+
+
+def test_no_rates_of_a_few_requests() -> None:
+    told(measured(steady(6)), "4 of the requests that were due in the steady window finished, and "
+         "it takes 5: take more --requests")  # fmt: skip
+    assert reasons(measured(steady(7))) == {}
+
+
+def open_loop(count: int, **options: Any) -> Measured:
+    """16 requests a second, each answered after 1.5 s."""
+    load = measured([
+        Timeline(i / 16, i / 16, [Stamp(i / 16 + 0.5, 1), Stamp(i / 16 + 1, 1)], 2, i / 16 + 1.5)
+        for i in range(count)
+    ])  # fmt: skip
+    load.load = planned(rate=16.0, requests=count, **options)
+    return load
+
+
+def test_an_open_loop_is_measured_when_it_has_filled_the_server() -> None:
+    load = open_loop(80)
+    assert load.load.warmup == 8
+    assert load.window == (1.5, 4.5)  # and not from 0.5 s on
+    assert reasons(load) == {}
+    assert "the first 24 requests are left out, not 8: until 1.5 s" in said(load)
+    assert as_dict(load, "", {})["summary"]["throughput"] == pytest.approx(32.0)
+    longer = open_loop(80, warmup=32)
+    assert longer.window[0] == 2.0
+    assert "are left out" not in said(longer)
+
+
+def test_no_rates_of_an_open_loop_that_ends_before_the_server_is_filled() -> None:
+    why = ("the window opens 250.0 ms after the first request, and an answer takes 1.5 s (p90): "
+           "the server was still filling. Take more --requests")  # fmt: skip
+    load = open_loop(28, warmup=4)  # the cool-down begins at 1.5 s
+    for timeline in load.timelines[2:24]:  # most are quick, so that the window is not too short
+        timeline.ended = timeline.intended + 1.1
+    told(load, why)
+
+
+def test_a_short_open_loop_over_http(course: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "load.json"
+    with FakeServer(lambda _: Answer(0.4, (0.02,) * 5)) as server:
+        ended = course("load", server.url, "--rate", "40", "--requests", "20", "--json", str(path))
+    assert ended.status == 0
+    for name in ("requests", "throughput", "occupancy"):
+        assert "not measured: the " in row(ended.out, name)
+    summary = json.loads(path.read_text())["summary"]
+    assert [summary[name] for name in RATES] == [None] * 3
+    assert summary["ttft"]["p50"] >= 0.4
 
 
 def test_a_window_whose_requests_all_failed() -> None:

@@ -18,7 +18,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from course.check.host import WorkerProcess
+
+HASH_SEED = "PYTHONHASHSEED"
 
 
 class ForkServer:
@@ -38,8 +43,16 @@ class ForkServer:
 
     def fork(
         self, channel: tuple[int, int], output: IO[bytes], environment: Mapping[str, str], cwd: str
-    ) -> ForkedProcess:
-        """Fork a worker. The arguments are those of `course.check.host.start_anew`."""
+    ) -> WorkerProcess:
+        """Fork a worker. The arguments are those of `course.check.host.start_anew`.
+
+        Python reads the seed of its hashes as it starts. A worker that is to have another one than
+        this process is started anew: forked, it would have the same.
+        """
+        if environment.get(HASH_SEED) != os.environ.get(HASH_SEED):
+            from course.check.host import start_anew  # a forked worker has no use for it
+
+            return start_anew(channel, output, environment, cwd)
         message = {"do": "fork", "env": dict(environment), "cwd": cwd}
         answer = self._ask(message, *channel, output.fileno())
         return ForkedProcess(self, answer["pid"])

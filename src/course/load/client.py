@@ -20,6 +20,7 @@ from course.types import Chunk, RequestFailed
 
 APIS = {"chat": "/chat/completions", "completions": "/completions"}
 LOCAL = ("localhost", "127.0.0.1", "::1")
+NO_DOCUMENT = (ValueError, RecursionError)  # json gives up at some hundred brackets in each other
 MOST_TOKENS = 1_000_000  # of an answer; who counts more has miscounted
 
 
@@ -94,12 +95,15 @@ class Client:
         """
         try:
             reply = await self._http.get(self.base + "/models")
-            return str(reply.raise_for_status().json()["data"][0]["id"])
+            name = reply.raise_for_status().json()["data"][0]["id"]
+            if isinstance(name, str) and name:
+                return name
+            why = f"{self.name}/models names no model"
         except httpx.HTTPStatusError as error:
             why = f"{self.name}/models answers with HTTP {error.response.status_code}"
         except httpx.HTTPError as error:
             raise ValueError(f"{self.name} does not answer: {_words(error)}") from None
-        except (ValueError, LookupError, TypeError):
+        except (*NO_DOCUMENT, LookupError, TypeError):
             why = f"{self.name}/models names no model"
         raise ValueError(f"{why}; say which to ask for: --model")
 
@@ -152,7 +156,7 @@ class Client:
                     yield counter.chunk(document, self._count(document, counter.told))
             except EventTooLong as error:
                 raise self._failed("an event without an end", str(error)) from None
-            except (ValueError, LookupError, TypeError, AttributeError):
+            except (*NO_DOCUMENT, LookupError, TypeError, AttributeError):
                 raise self._failed("not an OpenAI stream", piece) from None
         if not finished:
             raise self._failed("closed early", "the stream ended without a finish_reason")
@@ -164,7 +168,7 @@ class Client:
             if document.get("error"):
                 raise self._failed("error in the answer", body)
             _choice(document)["finish_reason"]
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (*NO_DOCUMENT, LookupError, TypeError, AttributeError):
             raise self._failed("not an OpenAI answer", body) from None
         return Chunk(0, self._count(document, 0))
 

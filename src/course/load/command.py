@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from course.load.run import Load, Measured, drive
 from course.syllabus import load_syllabus
 
 STAGE = 6
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,8 @@ def measure(wish: Wish, console: Console, progress: Console) -> int:
     """Put the load on the server and report; the exit status.
 
     Raises:
-        ValueError: what was asked for makes no sense, the server cannot be reached, or the part
-            that should measure is a stub.
-        OSError: a file cannot be written.
+        ValueError: what was asked for makes no sense, the server cannot be reached, the part that
+            should measure is a stub, or a file cannot be written.
     """
     try:
         return _measure(wish, console, progress)
@@ -93,13 +94,7 @@ def _measure(wish: Wish, console: Console, progress: Console) -> int:
     except BaseExceptionGroup as group:
         raise _first(group) from None
     print_report(console, measured, client.name, len(set(prompts[: load.requests])))
-    if wish.json_file is not None:
-        document = as_dict(measured, client.name, _settings(wish))
-        wish.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if wish.plot_file is not None:
-        from course.load.plot import plot
-
-        plot(measured, wish.plot_file, f"{client.name}, {load.words}")
+    _write_files(wish, measured, client.name)
     return 0 if any(timeline.finished for timeline in measured.timelines) else 1
 
 
@@ -118,11 +113,37 @@ def _check_files(wish: Wish) -> None:
             raise ValueError(f"{name} must be a file, and {path} is a folder")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ValueError(f"{name}: {path} cannot be written")
-    if wish.plot_file is not None:
-        from course.load.plot import formats
+    if wish.plot_file is not None and wish.plot_file.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot must end in .png, .svg or .pdf, got {wish.plot_file}")
 
-        if wish.plot_file.suffix.lower().removeprefix(".") not in formats():
-            raise ValueError(f"--plot must end in .png, .svg or .pdf, got {wish.plot_file}")
+
+def _write_files(wish: Wish, measured: Measured, target: str) -> None:
+    """Write what was asked for. One file that cannot be written is no loss of the other.
+
+    Raises:
+        ValueError: naming the options and the files that could not be written.
+    """
+
+    def as_json(path: Path) -> None:
+        document = as_dict(measured, target, _settings(wish))
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    def as_picture(path: Path) -> None:
+        from course.load.plot import plot
+
+        plot(measured, path, f"{target}, {measured.load.words}")
+
+    problems = []
+    for name, path, write in (
+        ("--json", wish.json_file, as_json), ("--plot", wish.plot_file, as_picture),
+    ):  # fmt: skip
+        try:
+            if path is not None:
+                write(path)
+        except OSError as error:
+            problems.append(f"{name}: {path} cannot be written: {error.strerror or error}")
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
 @contextmanager
@@ -177,12 +198,29 @@ def _harness(whose: str) -> ModuleType:
 
 
 def _key(variable: str) -> str:
-    """The API key. It is named and not typed, so that it is in no list of processes."""
+    """The API key. It is named and not typed, so that it is in no list of processes.
+
+    Raises:
+        ValueError: there is none, or no header can carry it. The message does not show it.
+    """
     if not variable:
         return ""
-    if not os.environ.get(variable):
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", variable):  # it may be the key itself
+        raise ValueError("--api-key takes the name of an environment variable, not the key itself")
+    key = os.environ.get(variable)
+    if not key:
         raise ValueError(f"--api-key names the environment variable {variable}, which is not set")
-    return os.environ[variable]
+    if key != key.strip():
+        raise ValueError(
+            f"--api-key: the key in {variable} begins or ends with a space or a line break, which "
+            "belongs to no key"
+        )
+    if not all("!" <= character <= "~" for character in key):
+        raise ValueError(
+            f"--api-key: the key in {variable} holds a character that no header can carry: a "
+            "space, a line break or another control character, or one that is not ASCII"
+        )
+    return key
 
 
 def _counter(tokenizer: str) -> Callable[[str], int] | None:

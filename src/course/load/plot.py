@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from course.load.report import reasons
 from course.load.run import Measured
 
 BLUE, ORANGE, GREY, RED = "#0072B2", "#D55E00", "#BBBBBB", "#CC3311"
 MOST = 400  # requests that are drawn one by one
-
-
-def formats() -> set[str]:
-    """The suffixes, without their dots, of the formats that can be written."""
-    from matplotlib.figure import Figure
-
-    return set(Figure().canvas.get_supported_filetypes())
 
 
 def plot(measured: Measured, path: Path, title: str) -> None:
@@ -76,7 +70,7 @@ def _busy(axes: Any, measured: Measured, start: float) -> None:
             counts.append(level)
         axes.step(times, counts, where="post", color=colour, label=label, linewidth=1.2)
     summary = measured.summary
-    if summary is not None and summary.occupancy is not None:
+    if summary is not None and "occupancy" not in reasons(measured):
         axes.axhline(
             summary.occupancy.product, color=ORANGE, linestyle=":", label="throughput x ITL"
         )

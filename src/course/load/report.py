@@ -22,6 +22,8 @@ from course.types import Timeline
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 OF = {"itl": "gaps"}  # what a count counts; requests, if not said
 INDENT = 2
+RATES = ("request_rate", "throughput", "occupancy")
+FEW = 5  # requests: a rate of fewer says more of when these happened to end than of the server
 LATE = 0.1  # of the median gap: a client that is later than that spoils what it measures
 TIMER = 0.001  # seconds: asyncio's timers are late by up to that much on an idle machine, too
 
@@ -30,7 +32,10 @@ TIMER = 0.001  # seconds: asyncio's timers are late by up to that much on an idl
 
 
 def reasons(measured: Measured) -> dict[str, str]:
-    """Why a figure of the summary is absent, by its name; nothing for those that are there."""
+    """Why a figure of the summary is absent, by its name; nothing for those that are there.
+
+    The summary may hold rates of a window that is too short for them. Those are absent, too.
+    """
     summary = measured.summary
     if summary is None:
         return {}
@@ -51,7 +56,37 @@ def reasons(measured: Measured) -> dict[str, str]:
         every = "it takes every request's inter-token latencies"
         known = summary.throughput is not None and not _lacking(measured, "itl")
         found["occupancy"] = found.get("itl", every) if known else every
-    return found
+    unsteady = _unsteady(measured)
+    return (dict.fromkeys(RATES, unsteady) if unsteady else {}) | found
+
+
+def _unsteady(measured: Measured) -> str:
+    """Why a window is none to take rates from; empty if it is one.
+
+    It must last as long as an answer: else all that is counted is where one group of requests
+    begins or ends. It must hold some requests. And an open loop must have filled the server.
+    """
+    window, e2e = measured.window, measured.summary.e2e
+    start = min(timeline.intended for timeline in measured.timelines)
+    if e2e is None:
+        return ""
+    if window.seconds < e2e.p50:
+        return (
+            f"the steady window is shorter than an answer, {_long(window.seconds)} and "
+            f"{_long(e2e.p50)} (p50): take more --requests"
+        )
+    if e2e.count < FEW:
+        return (
+            f"{e2e.count} of the requests that were due in the steady window finished, and it "
+            f"takes {FEW}: take more --requests"
+        )
+    if window.start < measured.settled:
+        return (
+            f"the window opens {_long(window.start - start)} after the first request, and an "
+            f"answer takes {_long(measured.settled - start)} (p90): the server was still filling. "
+            "Take more --requests"
+        )
+    return ""
 
 
 def _under_way(measured: Measured) -> list[Timeline]:
@@ -106,8 +141,13 @@ def remarks(measured: Measured, distinct_prompts: int) -> list[str]:
             f"{load.cooldown} of {len(measured.timelines)} requests are left out"
         )
         return found
-    if summary.e2e is not None and summary.window.seconds < summary.e2e.p50:
-        found.append("the steady window is shorter than a request: take more --requests")
+    if summary.window.start >= measured.settled and measured.left_out > load.warmup:
+        start = min(timeline.intended for timeline in measured.timelines)
+        found.append(
+            f"the first {measured.left_out} requests are left out, not {load.warmup}: until "
+            f"{_long(measured.settled - start)} (the p90 of an answer) have passed, an open loop "
+            "fills an empty server"
+        )
     late = measured.harness.percentile(measured.lateness, 99) if measured.lateness else 0.0
     gap = summary.itl.p50 if summary.itl and summary.itl.p50 > 0 else None
     gap = gap or (summary.tpot.p50 if summary.tpot else None)
@@ -160,13 +200,16 @@ def _print_latencies(console: Console, summary: Any, why: dict[str, str]) -> Non
 
 
 def _print_rates(console: Console, summary: Any, why: dict[str, str]) -> None:
-    window = f"over {summary.window.seconds:.1f} s without warm-up and cool-down"
-    _line(console, "requests", f"{summary.request_rate:.3g} finished per second, {window}")
-    if summary.throughput is None:
+    if "request_rate" in why:
+        _line(console, "requests", f"not measured: {why['request_rate']}", "yellow")
+    else:
+        window = f"over {_long(summary.window.seconds)} without warm-up and cool-down"
+        _line(console, "requests", f"{summary.request_rate:.3g} finished per second, {window}")
+    if "throughput" in why:
         _line(console, "throughput", f"not measured: {why['throughput']}", "yellow")
     else:
         _line(console, "throughput", f"{summary.throughput:,.1f} output tokens per second")
-    if summary.occupancy is None:
+    if "occupancy" in why:
         _line(console, "occupancy", f"not measured: {why['occupancy']}", "yellow")
     else:
         product, counted = summary.occupancy.product, summary.occupancy.counted
@@ -197,12 +240,20 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.1f}"
 
 
+def _long(seconds: float) -> str:
+    """A stretch of time, with as many digits as tell it from nothing."""
+    return f"{seconds:,.1f} s" if seconds >= 1 else f"{_ms(seconds)} ms"
+
+
 # -- JSON ----------------------------------------------------------------------------------------
 
 
 def as_dict(measured: Measured, target: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Plain values: figures, why some are absent, and every timeline, for whoever counts again."""
-    summary = measured.summary
+    why = reasons(measured)
+    summary = None if measured.summary is None else _plain(measured.summary)
+    if summary is not None:
+        summary |= {name: None for name in RATES if name in why}
     percentile = measured.harness.percentile
     late = measured.lateness
     return {
@@ -212,8 +263,8 @@ def as_dict(measured: Measured, target: str, settings: dict[str, Any]) -> dict[s
         "started": measured.started,
         "seconds": measured.seconds,
         "interrupted": measured.interrupted,
-        "summary": None if summary is None else _plain(summary),
-        "not_measured": reasons(measured),
+        "summary": summary,
+        "not_measured": why,
         "errors": dict(Counter(t.error for t in measured.timelines if t.error is not None)),
         "error_details": measured.details,
         "client_late_s": {f"p{q}": percentile(late, q) for q in (50, 99)} if late else None,

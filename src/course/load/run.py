@@ -41,9 +41,11 @@ class Load:
             if value > MOST_REQUESTS:
                 raise ValueError(f"--{name} must be at most {MOST_REQUESTS:,}, got {value:,}")
         if self.requests <= self.warmup + self.cooldown:
+            least = self.warmup + self.cooldown + 1
             raise ValueError(
                 f"--requests must be more than warm-up and cool-down take, "
-                f"{self.warmup} + {self.cooldown}, got {self.requests}"
+                f"{self.warmup} + {self.cooldown}, got {self.requests}: ask for {least} or more"
+                + (", or leave out less with --warmup 0" if self.warmup else "")
             )
 
     @classmethod
@@ -95,9 +97,37 @@ class Measured:
     interrupted: bool = False
 
     @cached_property
+    def settled(self) -> float:
+        """When as many answers end as begin: an open loop fills an empty server before.
+
+        That takes as long as an answer, of which the p90 stands for all but the rare ones. In a
+        closed loop, where all users begin at once, it is the start.
+        """
+        start = min((timeline.intended for timeline in self.timelines), default=0.0)
+        lengths = [self.harness.e2e(timeline) for timeline in self.timelines]
+        known = [length for length in lengths if length is not None]
+        if self.load.rate is None or not known:
+            return start
+        return start + float(self.harness.percentile(known, 90))
+
+    @cached_property
+    def left_out(self) -> int:
+        """Requests that are left out at the start: the warm-up, and all before it is settled."""
+        early = sum(timeline.intended < self.settled for timeline in self.timelines)
+        return max(self.load.warmup, early)
+
+    @cached_property
     def window(self) -> Any:
-        """When the load was steady; None if it never was. To be asked when the load is over."""
-        return self.harness.steady_window(self.timelines, self.load.warmup, self.load.cooldown)
+        """When the load was steady; None if it never was. To be asked when the load is over.
+
+        Where nothing is left after the load has settled, it is the window after the warm-up, of
+        which latencies can be told, and no rates.
+        """
+        steady, cooldown = self.harness.steady_window, self.load.cooldown
+        later = steady(self.timelines, self.left_out, cooldown)
+        if later is not None:
+            return later
+        return steady(self.timelines, self.load.warmup, cooldown)
 
     @cached_property
     def summary(self) -> Any:
