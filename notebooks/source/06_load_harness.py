@@ -390,16 +390,16 @@ nb.table(
 )
 
 # %% [markdown]
-# A published measurement of a GPU server prints the same product at 1 to 256 in flight. What it is
+# The table in the chapter has the same product of a GPU server at 1 to 256 in flight. What it is
 # short of, the requests in flight, is the share of a request's life that is spent waiting for a
 # first token.
 
 # %%
-PUBLISHED = {1: 0.98, 4: 3.91, 16: 15.2, 64: 60.1, 128: 114.6, 256: 220.9}
+EXAMPLE = {1: 0.98, 4: 3.91, 16: 15.2, 64: 60.1, 128: 114.6, 256: 220.9}
 here = {users: got.occupancy.product for users, got in loads.items()}
 fig, ax = nb.figure(7, 3)
 for points, colour, label in (
-    (PUBLISHED, "reference", "published, a GPU server"),
+    (EXAMPLE, "reference", "the example, a GPU server"),
     (here, "measured", "the engine of stage 05, here"),
 ):
     shares = [100 * (1 - product / users) for users, product in points.items()]

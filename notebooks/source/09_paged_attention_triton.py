@@ -289,7 +289,7 @@ kernel loads {pool_bytes / ideal:.3f} times the bytes of the texts' keys and val
 Gathering moves {found:.2f} times as much; the lengths alone said {derived:.2f}. What lies between
 the two are the {nb.bytes_text(copied.bytes - rectangle)} that stage 08 copies besides: queries,
 masks, and the new keys. Padding is a factor of {len(lengths) * longest / total:.2f} in it. Texts of
-equal length have none, and it would be 3 for them.
+equal length have none, and it would be 3 for them. (The gate has other heads: its figure is near.)
 """)
 
 # %% [markdown]

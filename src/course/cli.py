@@ -132,7 +132,7 @@ def check(
 ) -> None:
     """Run the gate of a stage: is it right, and did the number move?
 
-    Without a stage, the first published one that you have not passed yet.
+    Without a stage, the first published one that you have neither passed nor given up.
     Status: 0 pass, 1 fail, 2 usage or set-up, 3 inconclusive, 4 tier not on this machine.
     """
     if tier not in ("cpu", "cuda", "best"):
@@ -327,7 +327,10 @@ def _next_stage() -> Stage | None:
     from course.syllabus import load_syllabus
 
     progress = Progress()
-    return next((s for s in load_syllabus().published if not progress.has_passed(s.id)), None)
+    left = [s for s in load_syllabus().published if not progress.has_passed(s.id)]
+    # A stage that was given up for blocks nothing; it comes when there is no other.
+    fresh = [s for s in left if not progress.events(s.id, "give-up")]
+    return next(iter(fresh or left), None)
 
 
 @app.command()
@@ -353,6 +356,8 @@ def status() -> None:
             state = "passed on another machine"
         else:
             state = "tried" if rows else "open"
+        if not progress.has_passed(stage.id) and progress.events(stage.id, "give-up"):
+            state += ", solution seen"
         table.add_row(f"{stage.number:02d}", stage.title, state, _last(stage, rows))
     console.print(table)
 

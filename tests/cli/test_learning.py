@@ -40,6 +40,15 @@ def test_next(course: Terminal, toy: ToyCourse) -> None:
     assert "You have passed every published stage." in course("next").out
 
 
+def test_a_stage_that_was_given_up_is_said_to_be_so(course: Terminal, toy: ToyCourse) -> None:
+    course("solution", "1", "--give-up")
+    assert "01 The toy open, solution seen" in course("status").words
+    assert "stage-01 The toy" in course("next").words  # there is no other
+    passed()
+    assert "01 The toy passed" in course("status").words
+    assert "solution seen" not in course("status").words
+
+
 def test_status(course: Terminal, toy: ToyCourse) -> None:
     assert "01 The toy open" in course("status").words
     assert "02 The second toy not yet published" in course("status").words
