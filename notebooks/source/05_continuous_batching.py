@@ -434,7 +434,8 @@ nb.table(
 nb.say(f"""
 A decode pass reads all weights, for one row or for eight, so those four times lie close together,
 in any order. {static_count} static steps against {len(rows)}:
-{static_count / len(rows):.2f}x fewer. In time that should be {nb.seconds_text(expected_time["static"])} against
+{static_count / len(rows):.2f}x fewer. In time that should be
+{nb.seconds_text(expected_time["static"])} against
 {nb.seconds_text(expected_time["continuous"])}:
 **{expected_time["static"] / expected_time["continuous"]:.2f}x**.
 """)
