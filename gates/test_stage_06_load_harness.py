@@ -140,7 +140,8 @@ class TestArrivals:
 
     def test_poisson_gaps_are_exponential(self, gate: GateRun) -> None:
         """Poisson arrivals: independent exponential gaps with a mean of 1 / rate"""
-        count, rate = 4000, 2.0 ** gate.rng.randrange(-2, 6)
+        count = 4000
+        rate = 2.0 ** gate.rng.choice((-2, -1, 1, 2, 3, 4, 5))  # at 1 per second, rate is gap
         seed = gate.rng.randrange(1 << 30)
         times = numpy.array(self.times(gate, rate, count, "poisson", seed))
         gaps = numpy.diff(times, prepend=0.0) * rate  # in units of the mean gap
@@ -559,10 +560,10 @@ class TestOpenLoop:
         check_kept(found, "6 requests, the first of them slow")
 
     def test_nothing_limits_the_requests_in_flight(self, gate: GateRun) -> None:
-        """thousands of requests in flight: a server that hangs keeps no other request from going"""
-        arrivals = [i * 2 * TICK for i in range(2500)]
+        """hundreds of requests in flight: a server that hangs keeps no other request from going"""
+        arrivals = [i * 2 * TICK for i in range(700)]
         script = [{"chunks": [[8.0, 1, None], [TICK, 1, 2]]} for _ in arrivals]
-        what = "2,500 requests within 5 s, each answered after 8 s"
+        what = "700 requests within 2 s, each answered after 8 s"
         check(run(gate, "open", script, arrivals, what), oracle.on_time(script, arrivals), what)
 
     def test_a_server_that_stalls(self, gate: GateRun) -> None:
