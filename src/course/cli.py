@@ -356,8 +356,8 @@ def status() -> None:
             state = "passed on another machine"
         else:
             state = "tried" if rows else "open"
-        if not progress.has_passed(stage.id) and progress.events(stage.id, "give-up"):
-            state += ", solution seen"
+            if progress.events(stage.id, "give-up"):
+                state += ", solution seen"
         table.add_row(f"{stage.number:02d}", stage.title, state, _last(stage, rows))
     console.print(table)
 
