@@ -2,8 +2,9 @@
 
 A *request* is what a client sends. A *sequence* is a request that the engine has taken on: it owns
 tokens and, from stage 07 on, cache blocks. A *step batch* is what one forward pass computes: some
-tokens of some sequences, laid out flat. An *output* is what one step adds to one request. A
-*timeline* is one request as its client saw it, from outside, with a clock in hand.
+tokens of some sequences, laid out flat; a *step* says which, before they are laid out. An *output*
+is what one step adds to one request. A *timeline* is one request as its client saw it, from
+outside, with a clock in hand.
 
 Nothing here computes; nothing here knows how a stage does its work.
 """
@@ -84,6 +85,8 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     eos_ids: tuple[int, ...] = ()
     arrival: float = 0.0  # seconds, on the engine's own clock
+    model: str = ""  # an adapter of the engine's model: its keys and values differ from all others'
+    cache_salt: str = ""  # cached prefixes are shared among requests of equal salt only
 
 
 @dataclass
@@ -100,6 +103,7 @@ class Sequence:
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    num_cached: int = 0  # of num_computed: found in the prefix cache when it was last admitted
 
     @classmethod
     def of(cls, request: Request) -> Sequence:
@@ -138,6 +142,24 @@ class StepBatch:
     block_tables: torch.Tensor  # [S, W] int32, padded with -1
     slot_mapping: torch.Tensor  # [T] int64: where each token's K and V go; -1 writes nowhere
     logit_rows: torch.Tensor  # [L] int64: the rows that need logits
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a scheduler has decided for one forward pass.
+
+    Sequence s feeds its `counts[s]` tokens from `num_computed` on, and its block table has room for
+    them. `copies` are blocks to be copied before anything is written, (source, destination).
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the pass computes."""
+        return sum(self.counts)
 
 
 @dataclass(frozen=True)

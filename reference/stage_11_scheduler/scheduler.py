@@ -1,0 +1,232 @@
+"""Stage 11: the scheduler. Who runs, who waits, and who gives blocks back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceABC
+
+from course.parts import PrefixCachingAllocator
+from course.types import (
+    FinishReason,
+    HasVocabulary,
+    OutOfBlocks,
+    Output,
+    Request,
+    Sequence,
+    Step,
+    check_generation,
+    require_int,
+    require_range,
+)
+
+
+class Scheduler:
+    """Decides for each step which sequences feed which tokens, in a pool that is too small for all.
+
+    Requests are served in the order of their arrival. Those that run come first, the oldest first,
+    and feed their next token. Where no block is left for one, the newest is *preempted*: it gives
+    all its blocks back, keeps its tokens, waits in front of all others, and computes the keys and
+    values of its tokens anew when it is admitted again. Then those that wait are admitted, in
+    order, as long as there is room; one that does not fit keeps those behind it waiting.
+
+    So the oldest request that is not finished always runs, and a pool that is large enough for the
+    largest request finishes them all.
+
+    `waiting` and `running` are in the order of arrival. No sequence is in both.
+
+    Args:
+        allocator: the pool; only this scheduler allocates from it.
+        config: gives `vocab_size` and `max_context`.
+        max_running: most sequences that run at a time, at least 1.
+        watermark: blocks that admission leaves free for those that run already, at least 0. Where
+            nothing runs, it may use them too.
+
+    Raises:
+        ValueError, TypeError: `max_running` or `watermark` is out of range, or no int.
+    """
+
+    def __init__(
+        self,
+        allocator: PrefixCachingAllocator,
+        config: HasVocabulary,
+        *,
+        max_running: int,
+        watermark: int = 0,
+    ) -> None:
+        for name, value, low in (("max_running", max_running, 1), ("watermark", watermark, 0)):
+            require_int(name, value)
+            require_range(name, value, low=low)
+        self.allocator = allocator
+        self.config = config
+        self.max_running = max_running
+        self.watermark = watermark
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> Output | None:
+        """Queue a request behind all others.
+
+        Returns:
+            None; or the request's only Output, if it ends here: LENGTH for a limit of 0 tokens,
+            REFUSED, with a reason, if it needs more blocks than the whole pool has. It needs room
+            for its prompt and all that it may generate, the last token left out: that is never fed.
+
+        Raises:
+            ValueError, TypeError: as `check_generation`, naming the prompt as `prompt_ids`; the id
+                is that of a request that waits or runs (`request_id`).
+        """
+        limit = check_generation(
+            self.config, request.prompt_ids, request.params.max_new_tokens, request.eos_ids
+        )
+        # solution: begin
+        live = (*self.waiting, *self.running)
+        if any(sequence.request.request_id == request.request_id for sequence in live):
+            raise ValueError(f"request_id {request.request_id!r} is still being served")
+        if limit == 0:
+            return Output(request.request_id, finish_reason=FinishReason.LENGTH)
+        needed = self.allocator.blocks_for(len(request.prompt_ids) + limit - 1)
+        if needed > self.allocator.num_blocks:
+            reason = f"it needs {needed} blocks, and the pool has {self.allocator.num_blocks}"
+            return Output(request.request_id, finish_reason=FinishReason.REFUSED, reason=reason)
+        self.waiting.append(Sequence.of(request))
+        return None
+        # solution: end
+
+    def abort(self, request_id: str) -> Output | None:
+        """End a request whose client has gone away, and give its blocks back.
+
+        It is called between steps: after `update`, before `schedule`.
+
+        Returns:
+            An Output with the reason ABORT; None if no such request waits or runs.
+        """
+        # solution: begin
+        for queue in (self.waiting, self.running):
+            for sequence in queue:
+                if sequence.request.request_id == request_id:
+                    queue.remove(sequence)
+                    self.allocator.free(sequence.block_table)
+                    sequence.finish_reason = FinishReason.ABORT
+                    return Output(request_id, finish_reason=FinishReason.ABORT)
+        return None
+        # solution: end
+
+    def order(self) -> list[Sequence]:
+        """The running sequences in the order in which they are given tokens to feed."""
+        return list(self.running)
+
+    def share(self, sequence: Sequence, step: Step) -> int:
+        """How many tokens a sequence feeds in a step that is made up so far: all it has not fed.
+
+        Stage 12 replaces this and `order`. For 0 the sequence is left out of the step, and one that
+        waits is not admitted.
+        """
+        return len(sequence.tokens) - sequence.num_computed
+
+    def schedule(self) -> Step:
+        """Decide what the next pass computes, and make room for it.
+
+        Nobody is admitted in a step that preempts. A sequence that is in the step is not preempted
+        in it. The step is empty only if there is no work.
+        """
+        # solution: begin
+        step = Step()
+        preempted = False
+        for sequence in self.order():
+            if not sequence.block_table:
+                continue  # preempted a moment ago, for an older one
+            count = self.share(sequence, step)
+            while count:
+                try:
+                    step.copies.extend(
+                        self.allocator.append(sequence.block_table, sequence.num_computed, count)
+                    )
+                    self._feed(step, sequence, count)
+                    break
+                except OutOfBlocks:
+                    preempted = True
+                    if self._preempt_newest() is sequence:
+                        break
+        if not preempted:
+            self._admit(step)
+        return step
+        # solution: end
+
+    def update(self, step: Step, token_ids: SequenceABC[int]) -> list[Output]:
+        """Take note of what a pass has computed: keys and values, and a token for each sequence.
+
+        Args:
+            step: the one that `schedule` returned last.
+            token_ids: the next token of each of its sequences.
+
+        Returns:
+            An Output for each, in order; the last one of a request says why it ended: STOP for an
+            end token (which is among the tokens), LENGTH at its limit or at the end of the context.
+            The blocks of what has ended are free.
+
+        Raises:
+            ValueError: not one token for each sequence of the step (`token_ids`).
+        """
+        if len(token_ids) != len(step.sequences):
+            raise ValueError(
+                f"token_ids must hold {len(step.sequences)} tokens, got {len(token_ids)}"
+            )
+        # solution: begin
+        outputs = []
+        for sequence, count, token in zip(step.sequences, step.counts, token_ids, strict=True):
+            sequence.num_computed += count
+            self.allocator.publish(sequence)
+            sequence.tokens.append(token)
+            sequence.finish_reason = self._finished(sequence)
+            if sequence.finished:
+                self.running.remove(sequence)
+                self.allocator.free(sequence.block_table)
+            outputs.append(
+                Output(sequence.request.request_id, (token,), "", sequence.finish_reason)
+            )
+        return outputs
+        # solution: end
+
+    # solution: begin
+    def _feed(self, step: Step, sequence: Sequence, count: int) -> None:
+        """Put a sequence into the step."""
+        step.sequences.append(sequence)
+        step.counts.append(count)
+
+    def _preempt_newest(self) -> Sequence:
+        """Take all blocks from the sequence that was admitted last."""
+        sequence = self.running.pop()
+        self.allocator.free(sequence.block_table)
+        sequence.num_computed = sequence.num_cached = 0
+        self.waiting.appendleft(sequence)
+        return sequence
+
+    def _admit(self, step: Step) -> None:
+        """Let those that wait run, in order, until one does not fit."""
+        while self.waiting and len(self.running) < self.max_running:
+            sequence = self.waiting[0]
+            if self.share(sequence, step) == 0:
+                return
+            try:
+                self.allocator.admit(sequence, reserve=self.watermark if self.running else 0)
+            except OutOfBlocks:
+                return
+            self.running.append(self.waiting.popleft())
+            self._feed(step, sequence, self.share(sequence, step))
+
+    def _finished(self, sequence: Sequence) -> FinishReason | None:
+        """Why the newest token is the last one, if it is."""
+        request = sequence.request
+        if sequence.tokens[-1] in request.eos_ids and not request.params.ignore_eos:
+            return FinishReason.STOP
+        full = len(sequence.tokens) > self.config.max_context
+        if len(sequence.output_ids) == request.params.max_new_tokens or full:
+            return FinishReason.LENGTH
+        return None
+
+    # solution: end
