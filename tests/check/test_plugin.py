@@ -20,10 +20,12 @@ from toy_course import ToyCourse
 
 
 def run_pytest(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # As a user starts it, who is not one of several workers of a test run.
+    own = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=home, capture_output=True, text=True, timeout=600,
-        env={**os.environ, "COURSE_HOME": str(home), "NO_COLOR": "1", **environment},
+        env={**own, "COURSE_HOME": str(home), "NO_COLOR": "1", **environment},
     )  # fmt: skip
 
 

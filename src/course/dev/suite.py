@@ -24,17 +24,20 @@ class Part:
 
 PYTHON = sys.executable
 COURSE = (PYTHON, "-m", "course.cli")
+PYTEST = (PYTHON, "-m", "pytest")
+SIDE_BY_SIDE = ("--numprocesses", "logical", "--maxprocesses", "8", "--dist", "loadfile")
 PARTS = (
     Part("lint", (PYTHON, "-m", "ruff", "check", ".")),
     Part("format", (PYTHON, "-m", "ruff", "format", "--check", ".")),
     Part("types", (PYTHON, "-m", "mypy")),
     Part("stubs", (*COURSE, "dev", "stubs", "--check")),
-    Part("unit tests", (PYTHON, "-m", "pytest", "tests", "-q", "-m", "not slow")),
-    Part("slow tests", (PYTHON, "-m", "pytest", "tests", "-q", "-m", "slow"), measures=True),
+    # Side by side, on as many cores as there are, since none of them measures.
+    Part("unit tests", (*PYTEST, "tests", "-q", "-m", "not slow", *SIDE_BY_SIDE)),
+    Part("slow tests", (*PYTEST, "tests", "-q", "-m", "slow"), measures=True),
     # Their numbers are part of the proofs.
     Part(
         "contracts under plain pytest",
-        (PYTHON, "-m", "pytest", "gates", "-q", "--solution", "reference", "-m", "contract"),
+        (*PYTEST, "gates", "-q", "--solution", "reference", "-m", "contract"),
         measures=True,
     ),
     Part("proofs", (*COURSE, "prove"), measures=True),
