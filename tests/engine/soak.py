@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -45,15 +46,16 @@ def solo(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
     return tuple(generate(nano(), list(prompt), new))
 
 
-class PoisonedAllocator(PrefixCachingAllocator):
-    """A block that is taken holds NaN until it is written: what nobody may read, shows."""
+def poisoned(allocator: type[Any], attention: PagedAttention) -> type[Any]:
+    """An allocator whose blocks hold NaN from the moment they are taken until they are written."""
 
-    attention: PagedAttention
+    class Poisoned(allocator):  # type: ignore[misc]
+        def take(self) -> int:
+            block = super().take()
+            attention.keys[:, block] = attention.values[:, block] = torch.nan
+            return block
 
-    def take(self) -> int:
-        block = super().take()
-        self.attention.keys[:, block] = self.attention.values[:, block] = torch.nan
-        return block
+    return Poisoned
 
 
 @dataclass
@@ -72,9 +74,19 @@ class Tally:
 
 
 class Soak:
-    """A pool, a scheduler and a stream of requests, all from one seed."""
+    """A pool, a scheduler and a stream of requests, all from one seed.
 
-    def __init__(self, seed: int) -> None:
+    The three parts are those of the references, or others that should be seen to fail.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        allocator: type[Any] = PrefixCachingAllocator,
+        scheduler: type[Any] = Scheduler,
+        chunked: type[Any] = ChunkedScheduler,
+    ) -> None:
         rng = self.rng = random.Random(f"soak {seed}")
         self.tally = Tally()
         self.block_size = rng.choice([1, 2, 4, 5, 8, 8, 16])
@@ -82,22 +94,19 @@ class Soak:
         # From one block too small for the largest request to room for nearly all.
         rooms = [largest - 1, largest, largest + 1, largest * 3 // 2, 2 * largest, 6 * largest]
         num_blocks = rooms[seed % len(rooms)]
-        self.allocator = PoisonedAllocator(
+        attention = PagedAttention(nano().config, num_blocks, self.block_size, dtype=torch.float64)
+        self.allocator = poisoned(allocator, attention)(
             num_blocks, self.block_size,
             hash_block=rng.choice([hash_block, hash_block, lambda parent, tokens: 7]),
         )  # fmt: skip
-        self.attention = PagedAttention(
-            nano().config, num_blocks, self.block_size, dtype=torch.float64
-        )
-        self.allocator.attention = self.attention
         max_running = rng.choice([1, 3, 8, 8])
         settings = {"max_running": max_running, "watermark": rng.choice([0, 0, 1, 2])}
         if rng.random() < 0.75:
             settings["max_tokens"] = max_running + rng.choice([0, 3, 16, 200])
-        kind = ChunkedScheduler if "max_tokens" in settings else Scheduler
+        kind = chunked if "max_tokens" in settings else scheduler
         self.max_tokens = settings.get("max_tokens")
         self.scheduler = kind(self.allocator, nano().config, **settings)
-        self.engine = Engine(self.scheduler, Runner(nano(), self.attention, step_batch))
+        self.engine = Engine(self.scheduler, Runner(nano(), attention, step_batch))
         self.beginnings = [self.draw(rng.randrange(1, 40)) for _ in range(4)]
         self.arrivals = rng.choice([0.1, 0.3, 0.8])  # per step
         self.said: dict[str, list[int]] = {}
