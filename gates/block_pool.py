@@ -10,6 +10,7 @@ way: all of it shows as a sequence that reads what it never wrote.
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -430,3 +431,29 @@ class BlockPool:
         """The last operations, as a student could type them."""
         last = self.history[-6:]
         return ["after: " + ("... " if len(self.history) > 6 else "") + "; ".join(last)]
+
+
+def play(pool: BlockPool, rng: random.Random, steps: int) -> None:
+    """Sequences begin, grow, fork, forget, end and are freed twice, until the pool runs out."""
+    size, most = pool.model.block_size, pool.model.num_blocks * pool.model.block_size
+    for step in range(steps):
+        live = [name for name, tokens in pool.tokens.items() if tokens]
+        kinds = ["allocate"] * 3
+        if live:
+            kinds += ["append"] * 8 + ["fork", "fork", "free", "free", "free_again", "rewind"]
+        kind, name = rng.choice(kinds), f"s{step}"
+        chosen = rng.choice(live) if live else ""
+        if kind == "allocate":
+            pool.allocate(name, rng.randrange(most // 2 + 2))
+        elif kind == "append":
+            pool.append(chosen, rng.choice([0, 1, 1, 1, 1, size, rng.randrange(2 * size + 2)]))
+        elif kind == "fork":
+            pool.fork(chosen, name)
+        elif kind == "free":
+            pool.free(chosen)
+        elif kind == "free_again":
+            pool.free_again(chosen)
+        else:
+            pool.rewind(chosen, rng.randrange(min(len(pool.tokens[chosen]), 2 * size) + 1))
+        if step % 20 == 19:
+            pool.check()

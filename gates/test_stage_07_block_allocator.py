@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
 import statistics
 from typing import Any
 
 import pytest
-from block_pool import BlockPool
+from block_pool import BlockPool, play
 from traces import log_uniform
+from two_sizes import TwoSizes
 
 from course.check import expect
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
-from course.check.host import Run
 from course.measure.ratio import PairedRatio
 
 STAGE = 7
@@ -25,9 +24,6 @@ TOKEN_BYTES = {"cpu": 2 * 3 * 2 * 16 * 4, "cuda": 2 * 16 * 8 * 64 * 2}
 MOST_BYTES = 64 << 30  # of a GPU: more would prove nothing more
 
 MOST_KEPT = 64 << 10  # bytes; a list of the ids that 10,000 sequences took and left: 160,000
-
-SHORT_BATCH, LONG_BATCH = 16, 2048  # operations
-BATCH_SECONDS = 0.03
 
 # What walks through a pool takes longer or shorter by the state that the pool is in. An interval
 # that is wide for this reason, and below the bar, is no less below it.
@@ -414,32 +410,6 @@ class TestIntegrity:
         play(pool, gate.rng, 120)
 
 
-def play(pool: BlockPool, rng: random.Random, steps: int) -> None:
-    """Sequences begin, grow, fork, forget, end and are freed twice, until the pool runs out."""
-    size, most = pool.model.block_size, pool.model.num_blocks * pool.model.block_size
-    for step in range(steps):
-        live = [name for name, tokens in pool.tokens.items() if tokens]
-        kinds = ["allocate"] * 3
-        if live:
-            kinds += ["append"] * 8 + ["fork", "fork", "free", "free", "free_again", "rewind"]
-        kind, name = rng.choice(kinds), f"s{step}"
-        chosen = rng.choice(live) if live else ""
-        if kind == "allocate":
-            pool.allocate(name, rng.randrange(most // 2 + 2))
-        elif kind == "append":
-            pool.append(chosen, rng.choice([0, 1, 1, 1, 1, size, rng.randrange(2 * size + 2)]))
-        elif kind == "fork":
-            pool.fork(chosen, name)
-        elif kind == "free":
-            pool.free(chosen)
-        elif kind == "free_again":
-            pool.free_again(chosen)
-        else:
-            pool.rewind(chosen, rng.randrange(min(len(pool.tokens[chosen]), 2 * size) + 1))
-        if step % 20 == 19:
-            pool.check()
-
-
 @pytest.mark.number
 def test_fits(gate: GateRun) -> None:
     """sequences that fit in the same bytes, over a slot of the longest context for each"""
@@ -557,47 +527,6 @@ def test_memory(gate: GateRun) -> None:
             likely="What was taken off the free list, or what was done, is kept for ever: a log "
             "of operations, or of tables.",
         )  # fmt: skip
-
-
-class TwoSizes:
-    """Batches of one scenario's operations, at a small size and at a large one.
-
-    A batch is as long as takes some milliseconds at the large size, so that an honest solution is
-    timed well above the noise of a message, and one that is a hundred times slower ends today.
-
-    Args:
-        shortest: operations in the shortest batch.
-    """
-
-    def __init__(
-        self, gate: GateRun, scenario: str, sizes: list[int], what: str, *, block_size: int,
-        shortest: int = SHORT_BATCH, **args: Any,
-    ) -> None:  # fmt: skip
-        self.what = what
-
-        def start(size: int, batch: int) -> Run:
-            run = gate.candidate.start(
-                scenario, size=size, block_size=block_size, batch=batch, **args
-            )
-            expect.result_of(run.step, f"{what} of {size:,}")
-            return run
-
-        trial = start(max(sizes), shortest)
-        seconds = min(expect.result_of(trial.step, what).seconds for _ in range(3))
-        trial.stop()
-        longer = max(1, min(LONG_BATCH // shortest, round(BATCH_SECONDS / seconds)))
-        self.batch = shortest * longer
-        self.runs = {size: start(size, self.batch) for size in sizes}
-
-    def step(self, size: int, expected: int) -> float:
-        """One batch, whose last reply is known; seconds."""
-        reply = expect.result_of(self.runs[size].step, f"{self.what} of {size:,}")
-        if reply.value != expected:
-            raise GateFailure(
-                Code.WRONG_VALUE, f"{self.what} of {size:,}, while it is timed", str(expected),
-                str(reply.value), likely="A block was lost, or two were found, on the way.",
-            )  # fmt: skip
-        return reply.seconds
 
 
 @pytest.mark.number

@@ -16,15 +16,15 @@ HashBlock = Callable[[int, tuple[int, ...]], int]
 
 
 def hash_block(parent: int, tokens: tuple[int, ...]) -> int:
-    """The hash of a full block: of its tokens, and of everything before them.
+    """The hash of a full block: of its tokens, in order, and of everything before them.
 
     Args:
-        parent: the hash of the block before; for the first one, a number that is everybody's.
+        parent: the hash of the block before; for the first one, of the model and salt.
         tokens: those of the block.
 
     Returns:
-        Any int. Equal arguments give equal hashes within a process; other arguments nearly always
-        another one. Whoever relies on more than that compares tokens.
+        An int of at most 256 bits. Equal arguments give equal hashes within a process; others
+        nearly always another one. Whoever relies on more than that compares tokens.
     """
     # solution: begin
     return hash((parent, tokens))
@@ -33,31 +33,57 @@ def hash_block(parent: int, tokens: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What a published block holds: its own tokens, behind those of its parent.
+    """The text up to the end of a full block: a key for dictionaries.
 
-    Two of them are the same only if they are one object, so that comparing `parent` compares
-    everything before the block, however long it is.
+    A dictionary looks where `hash` says, and then asks `==`: so two texts of one hash do no harm.
     """
 
-    parent: Prefix | None  # None: the block is the first one
-    tokens: tuple[int, ...]
-    space: tuple[str, str]  # model and salt: prefixes are shared within one space only
+    parent: Prefix | None  # the text up to the end of the block before; None: there is none
+    tokens: tuple[int, ...]  # of the block
+    space: tuple[str, str]  # model and salt of the request
     hash: int
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same text of one model and salt, from its first token on.
+
+        The hashes are not asked: others may be equal too. Texts that go on from one object are not
+        compared further back than that, so that it is one step as a rule. A text may have
+        thousands of blocks.
+        """
+        # solution: begin
+        one: object = self
+        while one is not other:
+            if not (isinstance(one, Prefix) and isinstance(other, Prefix)):
+                return False
+            if one.tokens != other.tokens or one.space != other.space:
+                return False
+            one, other = one.parent, other.parent
+        return True
+        # solution: end
 
 
 class PrefixCachingAllocator(BlockAllocator):
-    """Stage 07's allocator, in which a new sequence finds the blocks of an earlier one.
+    """Stage 07's allocator, in which a sequence begins with blocks that earlier ones have filled.
 
-    A block that is full, and whose keys and values have been computed, is *published*: from then on
-    a sequence that begins with the same tokens, of the same model and salt, may hold it too. A
-    published block that no table holds any more is free and still findable, until it is taken.
+    A block is *published* once it is full and its keys and values have been computed. The first one
+    that is published with a text (its tokens, all those before them, and the request's model and
+    salt) is *cached* from then on, until it is taken: sequences that begin with this text may hold
+    it too. A later one with the same text, its twin, is never cached.
 
-    `take` prefers free blocks that nobody can find. Then comes the published one that was given
-    back longest ago, so that of a text its end goes first (`free` gives the last block back first).
+    A cached block that no table holds is free as well. `take` prefers free blocks that are not
+    cached, in stage 07's order. Then comes the cached one that was given back longest ago. `free`
+    gives the last block of a table back first, so that of a text the end goes before the beginning.
+
+    Memory grows with the pool, not with the texts that it has seen. What is done for a block takes
+    as long in a large pool as in a small one.
 
     Args:
         num_blocks, block_size: as for BlockAllocator.
-        hash_block: finds candidates; it is never trusted. Tokens and parent are compared.
+        hash_block: finds candidates, and is asked once for each block that is looked up or
+            published. It is never trusted.
     """
 
     def __init__(
@@ -66,59 +92,62 @@ class PrefixCachingAllocator(BlockAllocator):
         super().__init__(num_blocks, block_size)
         self.hash_block = hash_block
         # solution: begin
-        self._unused = OrderedDict.fromkeys(range(num_blocks))  # in the order of being taken
-        self._prefixes: list[Prefix | None] = [None] * num_blocks  # what each block holds
-        self._by_hash: dict[int, int] = {}  # the block to be found under a hash
+        self._published: list[Prefix | None] = [None] * num_blocks  # the text of each block
+        self._cached: dict[Prefix, int] = {}
+        self._free_cached: OrderedDict[int, None] = OrderedDict()  # given back longest ago first
         # solution: end
 
     @property
     def num_free(self) -> int:
-        """Blocks that no table holds, findable ones included."""
+        """Blocks that no table holds, cached ones included."""
         # solution: begin
-        return len(self._unused)
+        return super().num_free + len(self._free_cached)
         # solution: end
 
     def take(self) -> int:
-        """Take a block off the free list, which is not empty; what it held is forgotten."""
+        """Take a block off the free list, which is not empty. What it held is forgotten."""
         # solution: begin
-        block, _ = self._unused.popitem(last=False)
-        prefix, self._prefixes[block] = self._prefixes[block], None
-        if prefix is not None and self._by_hash.get(prefix.hash) == block:
-            del self._by_hash[prefix.hash]
+        if super().num_free:
+            return super().take()
+        block, _ = self._free_cached.popitem(last=False)
+        del self._cached[self._published[block]]
+        self._published[block] = None
         return block
         # solution: end
 
     def give_back(self, block: int) -> None:
         """Put a block that no table holds any more on the free list."""
         # solution: begin
-        self._unused[block] = None
-        if not self._is_findable(block):
-            self._unused.move_to_end(block, last=False)
+        prefix = self._published[block]
+        if prefix is not None and self._cached.get(prefix) == block:
+            self._free_cached[block] = None
+        else:
+            self._published[block] = None
+            super().give_back(block)
         # solution: end
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """The published blocks that a sequence begins with, in order; nothing changes.
+        """The cached blocks that a sequence begins with, in order. Nothing changes.
 
-        At least one token is left to compute, whose logits give the next one: of n tokens at most
-        (n - 1) // block_size blocks are found.
+        The first block that is not cached ends them. At least one token is left to compute, whose
+        logits give the next one: of n tokens at most (n - 1) // block_size blocks are found.
         """
         # solution: begin
         blocks: list[int] = []
         parent = None
         for index in range((len(sequence.tokens) - 1) // self.block_size):
-            wanted = self._prefix(sequence, index, parent)
-            block = self._find(wanted)
+            block = self._cached.get(self._prefix(sequence, index, parent))
             if block is None:
                 break
             blocks.append(block)
-            parent = self._prefixes[block]
+            parent = self._published[block]
         return blocks
         # solution: end
 
     def admit(self, sequence: Sequence, *, reserve: int = 0) -> None:
-        """Give a sequence its table: blocks that are cached first, and new ones for the rest.
+        """Give a sequence its table: the blocks that are cached, and new ones for the rest.
 
-        There is room for all of its tokens then; those of cached blocks count as computed
+        There is room for all of its tokens then. Those of cached blocks count as computed
         (`num_computed`, and `num_cached`).
 
         Args:
@@ -126,9 +155,10 @@ class PrefixCachingAllocator(BlockAllocator):
             reserve: blocks that must still be free afterwards.
 
         Raises:
-            OutOfBlocks: too few are free. A cached block that is free is one that is needed, like a
-                new one: it leaves the free list too. Nothing has changed.
-            ValueError: the sequence has blocks (`sequence`); `reserve` is negative.
+            OutOfBlocks: too few are free; what is needed includes `reserve`. A cached block that is
+                free is needed like a new one: it leaves the free list too. Nothing has changed.
+            ValueError, TypeError: the sequence has blocks (`sequence`); `reserve` is negative, or
+                no int.
         """
         if sequence.block_table:
             raise ValueError(f"sequence must have no blocks, got {len(sequence.block_table)}")
@@ -136,66 +166,58 @@ class PrefixCachingAllocator(BlockAllocator):
         require_range("reserve", reserve, low=0)
         # solution: begin
         cached = self.cached_blocks(sequence)
-        unused = [block for block in cached if self.ref_count(block) == 0]
+        unused = [block for block in cached if self._ref_counts[block] == 0]
         new = self.blocks_for(len(sequence.tokens)) - len(cached)
-        if new + len(unused) + reserve > self.num_free:
-            raise OutOfBlocks(new + len(unused) + reserve, self.num_free)
-        for block in unused:
-            del self._unused[block]
+        needed = new + len(unused) + reserve
+        if needed > self.num_free:
+            raise OutOfBlocks(needed, self.num_free)
+        for block in unused:  # before new ones are taken, which might be these
+            del self._free_cached[block]
         for block in cached:
             self._ref_counts[block] += 1
+        found = len(cached) * self.block_size
+        self.append(cached, found, len(sequence.tokens) - found)
         sequence.block_table = cached
-        sequence.num_computed = sequence.num_cached = len(cached) * self.block_size
-        self.append(cached, sequence.num_computed, len(sequence.tokens) - sequence.num_computed)
+        sequence.num_computed = sequence.num_cached = found
         # solution: end
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find the full blocks of a sequence whose tokens have been computed.
 
-        Called after the pass that wrote them: the first `num_computed` tokens are in the pool. If
-        another block with the same prefix is findable already, that one stays. What it takes does
-        not depend on the length of the sequence, but on how many of its blocks are new.
+        It is called after the pass that wrote them: the first `num_computed` tokens are in the
+        pool. Where a block with the same text is cached already, that one stays. Each block is
+        published once; what is published already costs nothing, however long the text.
+
+        Raises:
+            ValueError: more tokens are computed than the sequence has, or its blocks hold
+                (`sequence`).
         """
+        room = min(len(sequence.tokens), len(sequence.block_table) * self.block_size)
+        if sequence.num_computed > room:
+            raise ValueError(
+                f"sequence must hold its {sequence.num_computed} computed tokens, and has tokens "
+                f"and blocks for {room}"
+            )
         # solution: begin
-        first = full = sequence.num_computed // self.block_size
         table = sequence.block_table
-        while first > 0 and self._prefixes[table[first - 1]] is None:
-            first -= 1
-        for index in range(first, full):
-            parent = self._prefixes[table[index - 1]] if index else None
+        begin = end = sequence.num_computed // self.block_size
+        while begin > 0 and self._published[table[begin - 1]] is None:
+            begin -= 1
+        for index in range(begin, end):
+            parent = self._published[table[index - 1]] if index else None
             prefix = self._prefix(sequence, index, parent)
-            twin = self._find(prefix)
-            if twin is None:
-                self._by_hash[prefix.hash] = table[index]
-            else:
-                prefix = self._prefixes[twin]  # the next block has one parent, whoever is asked
-            self._prefixes[table[index]] = prefix
+            first = self._cached.setdefault(prefix, table[index])
+            # Of a twin, the text is noted as the object that is known: what follows compares fast.
+            self._published[table[index]] = self._published[first] or prefix
         # solution: end
 
     # solution: begin
     def _prefix(self, sequence: Sequence, index: int, parent: Prefix | None) -> Prefix:
-        """What block `index` of a sequence holds when it is full."""
-        begin = index * self.block_size
-        tokens = tuple(sequence.tokens[begin : begin + self.block_size])
+        """The text of a sequence up to the end of block `index`, which it fills."""
+        start = index * self.block_size
+        tokens = tuple(sequence.tokens[start : start + self.block_size])
         space = (sequence.request.model, sequence.request.cache_salt)
         before = hash(space) if parent is None else parent.hash
         return Prefix(parent, tokens, space, self.hash_block(before, tokens))
-
-    def _find(self, wanted: Prefix) -> int | None:
-        """The block that can be found with this prefix, if there is one."""
-        block = self._by_hash.get(wanted.hash)
-        found = None if block is None else self._prefixes[block]
-        same = (
-            found is not None
-            and found.parent is wanted.parent
-            and found.tokens == wanted.tokens
-            and found.space == wanted.space
-        )
-        return block if same else None
-
-    def _is_findable(self, block: int) -> bool:
-        """Whether a sequence could be given this block for what it holds."""
-        prefix = self._prefixes[block]
-        return prefix is not None and self._by_hash.get(prefix.hash) == block
 
     # solution: end

@@ -1,0 +1,141 @@
+"""Stage 10: prefix caching. Blocks that hold how an earlier text began are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from course.parts import BlockAllocator
+from course.types import OutOfBlocks, Sequence, require_int, require_range
+
+HashBlock = Callable[[int, tuple[int, ...]], int]
+
+
+def hash_block(parent: int, tokens: tuple[int, ...]) -> int:
+    """The hash of a full block: of its tokens, in order, and of everything before them.
+
+    Args:
+        parent: the hash of the block before; for the first one, of the model and salt.
+        tokens: those of the block.
+
+    Returns:
+        An int of at most 256 bits. Equal arguments give equal hashes within a process; others
+        nearly always another one. Whoever relies on more than that compares tokens.
+    """
+    raise NotImplementedError("your code goes here")
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The text up to the end of a full block: a key for dictionaries.
+
+    A dictionary looks where `hash` says, and then asks `==`: so two texts of one hash do no harm.
+    """
+
+    parent: Prefix | None  # the text up to the end of the block before; None: there is none
+    tokens: tuple[int, ...]  # of the block
+    space: tuple[str, str]  # model and salt of the request
+    hash: int
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same text of one model and salt, from its first token on.
+
+        The hashes are not asked: others may be equal too. Texts that go on from one object are not
+        compared further back than that, so that it is one step as a rule. A text may have
+        thousands of blocks.
+        """
+        raise NotImplementedError("your code goes here")
+
+
+class PrefixCachingAllocator(BlockAllocator):
+    """Stage 07's allocator, in which a sequence begins with blocks that earlier ones have filled.
+
+    A block is *published* once it is full and its keys and values have been computed. The first one
+    that is published with a text (its tokens, all those before them, and the request's model and
+    salt) is *cached* from then on, until it is taken: sequences that begin with this text may hold
+    it too. A later one with the same text, its twin, is never cached.
+
+    A cached block that no table holds is free as well. `take` prefers free blocks that are not
+    cached, in stage 07's order. Then comes the cached one that was given back longest ago. `free`
+    gives the last block of a table back first, so that of a text the end goes before the beginning.
+
+    Memory grows with the pool, not with the texts that it has seen. What is done for a block takes
+    as long in a large pool as in a small one.
+
+    Args:
+        num_blocks, block_size: as for BlockAllocator.
+        hash_block: finds candidates, and is asked once for each block that is looked up or
+            published. It is never trusted.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, hash_block: HashBlock = hash_block
+    ) -> None:
+        super().__init__(num_blocks, block_size)
+        self.hash_block = hash_block
+        raise NotImplementedError("your code goes here")
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds, cached ones included."""
+        raise NotImplementedError("your code goes here")
+
+    def take(self) -> int:
+        """Take a block off the free list, which is not empty. What it held is forgotten."""
+        raise NotImplementedError("your code goes here")
+
+    def give_back(self, block: int) -> None:
+        """Put a block that no table holds any more on the free list."""
+        raise NotImplementedError("your code goes here")
+
+    def cached_blocks(self, sequence: Sequence) -> list[int]:
+        """The cached blocks that a sequence begins with, in order. Nothing changes.
+
+        The first block that is not cached ends them. At least one token is left to compute, whose
+        logits give the next one: of n tokens at most (n - 1) // block_size blocks are found.
+        """
+        raise NotImplementedError("your code goes here")
+
+    def admit(self, sequence: Sequence, *, reserve: int = 0) -> None:
+        """Give a sequence its table: the blocks that are cached, and new ones for the rest.
+
+        There is room for all of its tokens then. Those of cached blocks count as computed
+        (`num_computed`, and `num_cached`).
+
+        Args:
+            sequence: it has no blocks.
+            reserve: blocks that must still be free afterwards.
+
+        Raises:
+            OutOfBlocks: too few are free; what is needed includes `reserve`. A cached block that is
+                free is needed like a new one: it leaves the free list too. Nothing has changed.
+            ValueError, TypeError: the sequence has blocks (`sequence`); `reserve` is negative, or
+                no int.
+        """
+        if sequence.block_table:
+            raise ValueError(f"sequence must have no blocks, got {len(sequence.block_table)}")
+        require_int("reserve", reserve)
+        require_range("reserve", reserve, low=0)
+        raise NotImplementedError("your code goes here")
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the full blocks of a sequence whose tokens have been computed.
+
+        It is called after the pass that wrote them: the first `num_computed` tokens are in the
+        pool. Where a block with the same text is cached already, that one stays. Each block is
+        published once; what is published already costs nothing, however long the text.
+
+        Raises:
+            ValueError: more tokens are computed than the sequence has, or its blocks hold
+                (`sequence`).
+        """
+        room = min(len(sequence.tokens), len(sequence.block_table) * self.block_size)
+        if sequence.num_computed > room:
+            raise ValueError(
+                f"sequence must hold its {sequence.num_computed} computed tokens, and has tokens "
+                f"and blocks for {room}"
+            )
+        raise NotImplementedError("your code goes here")
