@@ -282,6 +282,16 @@ class TestTwins:
         pool.found([*text, *more])
         serve(pool, "f", [*text, *more])
 
+    def test_a_long_text(self, gate: GateRun) -> None:
+        """the same with a text of thousands of blocks"""
+        blocks = 3000
+        what = f"a text of {blocks:,} blocks, whose beginning was taken and computed anew"
+        got = expect.result_of(lambda: gate.candidate.call("deep", blocks=blocks), what)
+        if len(got) != blocks + 2:
+            raise GateFailure(
+                Code.WRONG_VALUE, f"{what}: blocks found", f"{blocks + 2:,}", f"{len(got):,}"
+            )
+
     def test_an_id_is_no_text(self, gate: GateRun) -> None:
         """a block that is used again for another text is not the parent of the old one's child"""
         pool = PrefixPool(gate, 6, 2, "a parent whose block is used again")

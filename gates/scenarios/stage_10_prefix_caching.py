@@ -17,7 +17,7 @@ from course.parts import PagedAttention, step_batch
 from course.types import Request, SamplingParams, Sequence, Step
 
 __all__ = [
-    "admit", "append", "check", "compute", "do", "first_tokens", "fork", "free", "hashes",
+    "admit", "append", "check", "compute", "deep", "do", "first_tokens", "fork", "free", "hashes",
     "kept_bytes", "look", "lookup", "make", "new", "open_pool", "publish", "recycle", "state",
     "touch",
 ]  # fmt: skip
@@ -236,6 +236,36 @@ def new(env: Any, pool: str, num_blocks: Any, block_size: Any, watched: bool = F
     kind = env.solution.PrefixCachingAllocator
     allocator = (watch(kind) if watched else kind)(num_blocks, block_size)
     PLAIN_POOLS[pool] = PlainPool(allocator, num_blocks, watched)
+
+
+def deep(env: Any, blocks: int) -> list[int]:
+    """A text of many blocks, of which the first copy has been taken while its twin went on.
+
+    It is computed anew. Gives the blocks found then, for the text and what its twin added to it.
+    """
+    allocator = env.solution.PrefixCachingAllocator(2 * blocks + 2, 1)
+    text = list(range(blocks))
+
+    def admitted(tokens: list[int]) -> Sequence:
+        sequence = Sequence.of(asked({"prompt_ids": tokens}))
+        allocator.admit(sequence)
+        return sequence
+
+    def computed(sequence: Sequence) -> None:
+        sequence.num_computed = len(sequence.tokens)
+        allocator.publish(sequence)
+
+    first, twin = admitted(text), admitted(text)
+    computed(first)
+    computed(twin)
+    allocator.append(twin.block_table, blocks, 2)
+    twin.tokens += [-1, -2]
+    computed(twin)
+    for tokens in ([-3] * blocks, text):  # who takes the first copy; and the text, once more
+        allocator.free(first.block_table)
+        first = admitted(tokens)
+        computed(first)
+    return list(allocator.cached_blocks(Sequence(twin.request, [*text, -1, -2, -4])))
 
 
 # -- numbers --------------------------------------------------------------------------------------
