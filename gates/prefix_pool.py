@@ -48,7 +48,7 @@ class PrefixPool:
         self.memory = memory
         self.name = name
         self.model = PrefixModel(num_blocks, block_size)
-        self.nodes: dict[tuple[Any, int], int] = {}  # (what came before, token) -> a number of its own
+        self.nodes: dict[tuple[Any, int], int] = {}  # (what comes before, token) -> its number
         self.contents: dict[tuple[int, int], int] = {}  # (block, offset) -> node
         self.history: list[str] = []
         self.ids = 0
@@ -136,9 +136,7 @@ class PrefixPool:
                     self.contents[destination, offset] = self.contents[source, offset]
         self._compare(reply, doing)
 
-    def compute(
-        self, *names: str, most: int | None = None, checked: bool = True
-    ) -> list[int]:
+    def compute(self, *names: str, most: int | None = None, checked: bool = True) -> list[int]:
         """Feed all tokens of some sequences that are not computed yet, or at most so many of each.
 
         Returns the tokens that come next, where there is memory. They are checked, if `checked`.
@@ -200,9 +198,7 @@ class PrefixPool:
         found = reply["result"]
         if not isinstance(found, list):
             raise self._failure(Code.WRONG_TYPE, doing, "a list of blocks", repr(found)[:80])
-        for block in found:
-            if not 0 <= expect.is_int(block, f"{self.what}: {doing}: a block") < self.model.num_blocks:
-                raise self._failure(Code.WRONG_VALUE, doing, "blocks of this pool", str(found))
+        self._are_blocks(found, doing)
         self._compare(reply, doing)
         self._must_be_its_text(line, found, doing)
         wanted = self.model.hits(line)
@@ -406,14 +402,18 @@ class PrefixPool:
     def _table(self, reply: Any, name: str, doing: str) -> list[int]:
         table = reply["sequences"][name][0]
         if not isinstance(table, list):
-            raise self._failure(Code.WRONG_TYPE, f"{doing}: block_table", "a list", repr(table)[:80])
-        for block in table:
-            expect.is_int(block, f"{self.what}: {doing}: a block in the table of {name}")
-            if not 0 <= block < self.model.num_blocks:
-                raise self._failure(
-                    Code.WRONG_VALUE, f"{doing}: the table", "blocks of this pool", str(table)
-                )
+            raise self._failure(
+                Code.WRONG_TYPE, f"{doing}: block_table", "a list", repr(table)[:80]
+            )
+        self._are_blocks(table, doing)
         return list(table)
+
+    def _are_blocks(self, ids: list[Any], doing: str) -> None:
+        for block in ids:
+            if expect.is_int(block, f"{self.what}: {doing}: a block") not in range(
+                self.model.num_blocks
+            ):
+                raise self._failure(Code.WRONG_VALUE, doing, "blocks of this pool", str(ids))
 
     def _request(self, line: Line) -> dict[str, Any]:
         """Its request: what must not matter is drawn at random."""
@@ -473,7 +473,9 @@ def _shown(line: Line) -> str:
     return tokens + (f" of {line.space}" if line.space != HERE else "")
 
 
-def live(pool: PrefixPool, rng: random.Random, steps: int, alphabet: int, spaces: list[Space]) -> None:
+def live(
+    pool: PrefixPool, rng: random.Random, steps: int, alphabet: int, spaces: list[Space]
+) -> None:
     """Sequences begin alike, compute, grow, fork, lose their blocks and end, until the pool runs
     out, and on.
     """

@@ -635,6 +635,21 @@ FIGURES: dict[int, list[Figure]] = {
         ("The {:,} tiles of the test", lambda: 131_072 // 64),
         ("are {} for each of 32", lambda: 2048 // 32),
     ],
+    10: [
+        ("108, 132, 156 and 180 tokens, {} in all", lambda: sum(turn_prompts())),
+        ("for eight users {:,} prompt tokens", lambda: 8 * sum(turn_prompts())),
+        ("question, the last one of the answer, which was never fed, and those in a block that was "
+         "not full, {:.1f} on average", lambda: (16 - 1) / 2),
+        ("That is {:.1f} for each of 24 turns", lambda: 12 + 1 + 7.5),
+        ("432 + 48 + 24 × 20.5 = {:.0f}", lambda: 4 * 108 + 4 * 12 + 24 * 20.5),
+        ("4,608 / 972 = {:.2f}", lambda: 4608 / 972),
+        ("272 tokens take {:.0f} ms", lambda: one_pass(272)),
+        ("when 256 are found take {:.0f}:", lambda: one_pass(272 - 256)),
+        ("58: {:.0f} times sooner", lambda: one_pass(272) / one_pass(16)),
+        ("One token would take {:.0f}.", lambda: one_pass(1)),
+        ("512 × 513 / 2 × 16 = {:.1f} million tokens", lambda: 512 * 513 / 2 * 16 / 1e6),
+        ("64 bits give about 1 in 10^{:.0f}", lambda: -math.log10(20_000**2 / 2**65)),
+    ],
 }  # fmt: skip
 
 TEXTS = load_syllabus().find(9).bars["cpu"]["texts"]
@@ -671,6 +686,11 @@ def elements_of_a_layer(memory: float) -> float:
 
 
 STORED = 24 + 120 / math.log(16) - 1  # stage 07: a mean prompt and a mean output, the last not fed
+
+
+def turn_prompts() -> list[int]:
+    """Stage 10: a system prompt of 96, and after every answer of 12 a question of 12."""
+    return [96 + 12 + 24 * turn for turn in range(4)]
 
 
 def blocks(tokens: int) -> int:

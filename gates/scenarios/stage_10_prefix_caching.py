@@ -302,10 +302,10 @@ def kept_bytes(env: Any, num_blocks: int, block_size: int, rounds: int) -> int:
 
     def play(count: int) -> None:
         for _ in range(count):
-            length = 3 * block_size + 1
-            sequence = Sequence.of(asked({"prompt_ids": [rng.randrange(999) for _ in range(length)]}))
+            tokens = [rng.randrange(999) for _ in range(3 * block_size + 1)]
+            sequence = Sequence.of(asked({"prompt_ids": tokens}))
             allocator.admit(sequence)
-            sequence.num_computed = length
+            sequence.num_computed = len(tokens)
             allocator.publish(sequence)
             allocator.free(sequence.block_table)
 

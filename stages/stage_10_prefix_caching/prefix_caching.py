@@ -125,8 +125,9 @@ class PrefixCachingAllocator(BlockAllocator):
         """Let others find the full blocks of a sequence whose tokens have been computed.
 
         It is called after the pass that wrote them: the first `num_computed` tokens are in the
-        pool. Where a block with the same text is cached already, that one stays. Each block is
-        published once; what is published already costs nothing, however long the text.
+        pool. Where a block with the same text is cached already, that one stays; tables stay as
+        they are in any case. Each block is published once: what is published already costs
+        nothing, however long the text.
 
         Raises:
             ValueError: more tokens are computed than the sequence has, or its blocks hold
