@@ -464,18 +464,6 @@ class TestStage07:
 class TestRandom:
     """Random lives, from alphabets so small that nearly everything begins alike."""
 
-    @pytest.mark.parametrize(
-        ("num_blocks", "block_size", "alphabet", "collide"),
-        [(3, 1, 1, None), (6, 1, 2, None), (8, 2, 2, "none"), (12, 2, 1, None), (20, 3, 2, None),
-         (9, 4, 2, None), (40, 2, 2, None)],
-    )  # fmt: skip
-    def test_random_lives(
-        self, gate: GateRun, num_blocks: int, block_size: int, alphabet: int, collide: str | None
-    ) -> None:
-        """random lives: the right blocks, found, taken and counted, and every text intact"""
-        pool = PrefixPool(gate, num_blocks, block_size, "random lives", collide=collide)
-        live(pool, gate.rng, 200, alphabet, SPACES[: gate.rng.choice([1, 1, 2])])
-
     @pytest.mark.parametrize("collide", ["all", "texts", "beginnings"])
     def test_hashes_that_collide(self, gate: GateRun, collide: str) -> None:
         """with a hash that collides, no block of another text is ever found"""
@@ -490,6 +478,18 @@ class TestRandom:
                     "hash_block(parent, tokens) for every block", "no call",
                     likely="`hash_block` is an argument of the constructor: `self.hash_block`.",
                 )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("num_blocks", "block_size", "alphabet", "collide"),
+        [(3, 1, 1, None), (6, 1, 2, None), (8, 2, 2, "none"), (12, 2, 1, None), (20, 3, 2, None),
+         (9, 4, 2, None), (40, 2, 2, None)],
+    )  # fmt: skip
+    def test_random_lives(
+        self, gate: GateRun, num_blocks: int, block_size: int, alphabet: int, collide: str | None
+    ) -> None:
+        """random lives: the right blocks, found, taken and counted, and every text intact"""
+        pool = PrefixPool(gate, num_blocks, block_size, "random lives", collide=collide)
+        live(pool, gate.rng, 200, alphabet, SPACES[: gate.rng.choice([1, 1, 2])])
 
 
 @pytest.mark.contract
@@ -530,6 +530,24 @@ class TestTexts:
 
 
 # -- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.number
+def test_memory(gate: GateRun) -> None:
+    """memory does not grow with the texts that were seen"""
+    num_blocks, rounds = 300, 3000
+    kept = expect.result_of(
+        lambda: gate.candidate.call(
+            "kept_bytes", num_blocks=num_blocks, block_size=4, rounds=rounds
+        ),
+        f"{rounds:,} texts that come and go",
+    )
+    if expect.is_int(kept, "bytes kept") > MOST_KEPT:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, f"an allocator of {num_blocks} blocks grows with the texts that "
+            "it has seen", f"at most {MOST_KEPT:,} bytes more", f"{kept:,} after {rounds:,} texts",
+            likely="What a block held is forgotten when it is taken: its hash and its text.",
+        )  # fmt: skip
 
 
 @dataclass
@@ -703,24 +721,6 @@ def test_a_pool_that_is_short(gate: GateRun) -> None:
         f"blocks: {tally.prompt / tally.computed:.1f}x fewer; {gone:,} had been forgotten",
         note="the judge evicts in the same order, and has found the same blocks at every admission",
     )  # fmt: skip
-
-
-@pytest.mark.number
-def test_memory(gate: GateRun) -> None:
-    """memory does not grow with the texts that were seen"""
-    num_blocks, rounds = 300, 3000
-    kept = expect.result_of(
-        lambda: gate.candidate.call(
-            "kept_bytes", num_blocks=num_blocks, block_size=4, rounds=rounds
-        ),
-        f"{rounds:,} texts that come and go",
-    )
-    if expect.is_int(kept, "bytes kept") > MOST_KEPT:
-        raise GateFailure(
-            Code.TOO_MUCH_MEMORY, f"an allocator of {num_blocks} blocks grows with the texts that "
-            "it has seen", f"at most {MOST_KEPT:,} bytes more", f"{kept:,} after {rounds:,} texts",
-            likely="What a block held is forgotten when it is taken: its hash and its text.",
-        )  # fmt: skip
 
 
 @pytest.mark.number
