@@ -289,7 +289,10 @@ class PrefixPool:
             )
         if len(found) > len(wanted):
             return "The first block that is not cached ends the prefix; what was taken is gone."
-        return "Of twins, the one that was published first is the one to find."
+        return (
+            "Of blocks with the same text, the one that was published first is the one to find, "
+            "until it is taken."
+        )
 
     def _learn(self, name: str, table: list[int], known: int, taken: list[int], doing: str) -> None:
         """The order of new blocks in a table."""

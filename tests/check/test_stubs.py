@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +184,11 @@ def functions(module: ModuleType) -> dict[str, Any]:
     return found
 
 
+def signature(function: Any) -> str:
+    """As it is written: a default that is a function of the module is another object in each."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function)))
+
+
 @each_stage
 def test_stub_and_reference_have_the_same_surface(stage: Stage) -> None:
     """The same signatures and docstrings: they are the contract."""
@@ -190,7 +196,7 @@ def test_stub_and_reference_have_the_same_surface(stage: Stage) -> None:
     reference = functions(module_of(stage.reference.read_text("utf-8"), stage.reference))
     for name, function in stub.items():
         other = reference[name]
-        assert inspect.signature(function) == inspect.signature(other), name
+        assert signature(function) == signature(other), name
         assert function.__doc__ == other.__doc__, name
         if not name.split(".")[-1].startswith("_"):
             assert function.__doc__, name
