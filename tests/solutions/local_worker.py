@@ -36,7 +36,7 @@ class LocalWorker:
 
 def local_gate(stage: Stage, solution: ModuleType, seed: int = 0) -> Any:
     """Enough of a `GateRun` for the contract of a gate whose scenarios are plain functions."""
-    gates = str(stage.gate.parent)
-    if gates not in sys.path:
-        sys.path.insert(0, gates)
+    for folder in (str(stage.gate.parent), str(stage.scenarios.parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     return SimpleNamespace(candidate=LocalWorker(stage, solution), rng=random.Random(seed))
