@@ -45,10 +45,13 @@ class Texts:
         self.free += self.tables[text]
         self.tables[text] = []
 
-    def step(self, counts: dict[int, int], *, exact: bool = False) -> tuple[dict[str, Any], Rows]:
+    def step(
+        self, counts: dict[int, int], *, exact: bool = False, token: int | None = None
+    ) -> tuple[dict[str, Any], Rows]:
         """A step that feeds counts[text] new tokens to each text, in that order.
 
         exact: the tables are as wide as the longest of them, as `step_batch` makes them.
+        token: what all texts are fed; random tokens by default.
 
         Returns the fields of its StepBatch, and the rows that its logits are of.
         """
@@ -65,7 +68,7 @@ class Texts:
                 if position == len(table) * self.block_size:
                     table.append(self.free.pop())
                 block = table[position // self.block_size]
-                tokens.append(self.rng.randrange(256))
+                tokens.append(self.rng.randrange(256) if token is None else token)
                 fields["token_ids"].append(tokens[-1])
                 fields["positions"].append(position)
                 fields["slot_mapping"].append(

@@ -275,7 +275,7 @@ class TestRunner:
         steps = random_decodes(gate, texts, [3, 4])
         wide = texts.join(reserve=WIDTH + 2)
         few = texts.running[:3]
-        steps.append(texts.step({wide: 3 * BLOCK}))
+        steps.append(texts.step({wide: WIDTH * BLOCK}))
         steps.append(texts.step(dict.fromkeys([few[0], wide], 1)))  # a table wider than the graphs'
         steps.append(texts.step(dict.fromkeys(few, 1)))
         texts.leave(wide)
@@ -301,6 +301,14 @@ class TestRunner:
             steps.append((fields, [rows[row] for row in wanted]))
         steps += random_decodes(gate, texts, [3])
         Served(gate, texts, steps, "steps that want some rows only", buckets=[4])
+
+    def test_equal_tokens(self, gate: GateRun) -> None:
+        """the same token at the same position says another thing in another text"""
+        texts = Texts(gate, 60, BLOCK, WIDTH)
+        pair = [texts.join(), texts.join()]
+        steps = [texts.step({text: 5}) for text in pair]
+        steps += [texts.step({text: 1}, token=7) for _ in range(3) for text in pair]
+        Served(gate, texts, steps, "two texts that are fed the same tokens", buckets=[1, 2])
 
     def test_two_runners(self, gate: GateRun) -> None:
         """a second runner beside the first changes nothing"""
@@ -439,9 +447,8 @@ def test_padded(gate: GateRun, run: Served) -> None:
 
 @pytest.mark.number
 def test_launches(gate: GateRun, run: Served) -> None:
-    """operations that the host asks for in a decode step of two texts, eagerly and with a graph"""
-    two = [reply for rows, reply in fitting(gate, run) if rows == 2]
-    most = max(reply["operations"] for reply in two)
+    """operations that the host asks for in a decode step, eagerly and with a graph"""
+    most = max(reply["operations"] for _, reply in fitting(gate, run))
     asked = gate.baseline.call("eager_operations", model="nano", rows=2, block_size=BLOCK)
     gate.exact(
         "launches", round(asked / most, 1), at_least=gate.bar("launches")["at_least"], unit="x",
@@ -450,7 +457,21 @@ def test_launches(gate: GateRun, run: Served) -> None:
         message=f"{most} operations are asked for in a step that replays a graph, and {asked} in "
         "an eager one",
         likely="Buffers are made anew, or filled element by element.",
+        note=f"the graph of 2 rows has {run.made['recorded'].get(2, 0)} operations",
     )  # fmt: skip
+
+
+@pytest.mark.number
+def test_nothing_is_waited_for(gate: GateRun, run: Served) -> None:
+    """a step that a bucket has room for brings no value to the host"""
+    waited = sum(reply["waited"] for _, reply in fitting(gate, run))
+    if waited:
+        raise GateFailure(
+            Code.WRONG_COUNT, "values that decode steps bring to the host, all together", "0",
+            str(waited),
+            likely="Shapes are known on the host. A value has to be waited for, until all that "
+            "the device was asked for is done.",
+        )  # fmt: skip
 
 
 @pytest.mark.number

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from paged import as_views, batch_from, chosen, random_past, served
 from poison import poison
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course import graphs as recorder
@@ -70,6 +71,12 @@ class CountedGraphs:
         self._kept.append(cuda_graph)
         self.pools.add(cuda_graph.pool())
 
+    def recorded(self) -> dict[int, int]:
+        """Operations of each captured graph, by its rows; only the recorder tells."""
+        return {
+            self.sizes[id(graph)]: getattr(graph, "num_operations", 0) for graph in self._kept
+        }
+
     def pool_bytes(self) -> int:
         """Bytes of all pools that captures went to; only the recorder tells."""
         return sum(map(recorder.reserved_bytes, self.pools))
@@ -85,6 +92,23 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         """Run `func` and count it."""
         self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+class Waiting(TorchFunctionMode):
+    """Counts what brings values from the device to the host: there, it waits for all that runs."""
+
+    NAMES = frozenset({
+        "__array__", "__bool__", "__contains__", "__float__", "__format__", "__index__", "__int__",
+        "__repr__", "cpu", "equal", "item", "nonzero", "numpy", "tolist", "unique",
+    })  # fmt: skip
+    count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func` and count it."""
+        self.count += getattr(func, "__name__", "") in self.NAMES
         return func(*args, **(kwargs or {}))
 
 
@@ -213,15 +237,20 @@ def steps(
     if twin:
         mirror = env.solution.GraphRunner(decoder, attention_of(), list(buckets), width, graphs)
         others.append(mirror)
-    sizes = list(graphs.sizes.values())
-    yield {"captured": sizes, "pool_bytes": graphs.pool_bytes(), **seen()}
+    yield {
+        "captured": list(graphs.sizes.values()),
+        "pool_bytes": graphs.pool_bytes(),
+        "recorded": graphs.recorded(),
+        **seen(),
+    }
     for index, values in enumerate(todo[before:]):
         batch = batch_from(values, env.device)
         graphs.replayed.clear()
         counts = decoder.counts
-        with Operations() as asked:
+        with Operations() as asked, Waiting() as waited:
             logits = runner(batch)
         reply = {
+            "waited": waited.count,
             "forwards": (decoder.counts - counts).forward_passes,
             "replayed": list(graphs.replayed),
             "captures": len(graphs.sizes),
