@@ -27,6 +27,7 @@ __all__ = [
     "graphed",
     "left_behind",
     "made",
+    "planned_in_layers",
     "read_by_graphs",
     "steps",
 ]
@@ -86,13 +87,20 @@ class Operations(TorchDispatchMode):
     """Counts the operations that Python asks torch for; views are none, and no replay is seen."""
 
     count = 0
+    integers = 0  # those that give integers: slots and positions are, and attention has none
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run `func` and count it."""
+        result = func(*args, **(kwargs or {}))
         self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
+        parts = result if isinstance(result, (list, tuple)) else [result]
+        self.integers += not func.is_view and any(
+            isinstance(part, torch.Tensor) and part.dtype in (torch.int64, torch.int32)
+            for part in parts
+        )
+        return result
 
 
 class Waiting(TorchFunctionMode):
@@ -377,6 +385,21 @@ def eager_operations(env: Any, model: str, rows: int, block_size: int) -> int:
         attend.plan(batch)
         decoder.forward(batch.token_ids[None], batch.positions[None], attend, batch.logit_rows)
     return asked.count
+
+
+def planned_in_layers(env: Any, model: str, rows: int, block_size: int) -> list[int]:
+    """Operations that give integers, in each layer but the first, of a decode step."""
+    config = env.model(model).config
+    attend = env.solution.GraphDecodeAttention(config, 64, block_size, device=env.device)
+    attend.keys.zero_()
+    attend.values.zero_()
+    attend.plan(batch_from(decode_fields([6] * rows, block_size, 2), env.device))
+    found = []
+    for layer, tensors in enumerate(random_past(config, rows, 1, env.device, torch.float32)):
+        with Operations() as asked:
+            attend(layer, *tensors)
+        found.append(asked.integers)
+    return found[1:]
 
 
 def left_behind(

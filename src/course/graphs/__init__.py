@@ -26,8 +26,8 @@ What differs:
   have been set up by any other pass, and the missing warm-up would go unnoticed until a restart.
 - Random numbers are refused. On a GPU they are allowed: the generator takes part in the replay.
 - Streams keep no order here, since everything runs in order: a missing `wait_stream` is not seen.
-- The pool takes the smallest free piece of memory that is large enough, and never cuts one up. The
-  allocator of a GPU does, so bytes held in a pool are of the same kind, and not the same.
+- The pool grows by just what is missing. The allocator of a GPU takes megabytes at a time, so bytes
+  held in a pool are of the same kind here, and not the same.
 - One capture at a time, in one thread.
 """
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +20,15 @@ POISON = 0xFF  # in every byte: NaN in any floating-point type, -1 in any intege
 
 
 class Block:
-    """A piece of a pool. Its address never changes; who lies there does."""
+    """A piece of a pool, at an address that never changes; who lies there does."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.memory = torch.empty(-(-max(nbytes, 1) // GRAIN) * GRAIN, dtype=torch.uint8)
+    def __init__(self, segment: Tensor, start: int, nbytes: int) -> None:
+        """
+        Args:
+            segment: uint8, one piece of memory of a pool; the block keeps it alive.
+        """
+        self.memory = segment[start : start + nbytes]
+        self.start, self.end = start, start + nbytes
         self._tenant: weakref.ref[UntypedStorage] | None = None
 
     @property
@@ -44,36 +51,54 @@ class Block:
         self.memory.fill_(POISON)
 
 
-# Every block there is, by its address: a tensor made in one graph may be read by another.
+# Every block in use, by its address: a tensor made in one graph may be read by another.
 _BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 
 
 class Pool:
-    """Blocks that captures share. Best fit: the smallest free block that is large enough."""
+    """Memory that captures share. Best fit: the smallest gap that is large enough is cut."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self._segments: list[tuple[Tensor, list[Block]]] = []  # blocks in use, by their start
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, free ones included."""
-        return sum(block.memory.nbytes for block in self.blocks)
+        """Bytes of all memory, free or not."""
+        return sum(memory.nbytes for memory, _ in self._segments)
 
     def place(self, tensor: Tensor) -> tuple[Tensor, Block]:
         """The same values and strides in memory of the pool."""
-        needed = tensor.untyped_storage().nbytes()
-        fitting = [b for b in self.blocks if b.free and b.memory.nbytes >= needed]
-        if fitting:
-            block = min(fitting, key=lambda b: b.memory.nbytes)
-        else:
-            block = Block(needed)
-            self.blocks.append(block)
-            _BLOCKS[block.memory.data_ptr()] = block
+        nbytes = tensor.untyped_storage().nbytes()
+        block = self._take(-(-max(nbytes, 1) // GRAIN) * GRAIN)
         placed = torch.empty(0, dtype=tensor.dtype).set_(
             block.let(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
         placed.copy_(tensor)
         return placed, block
+
+    def _take(self, nbytes: int) -> Block:
+        """A block in the smallest gap that has room, or in new memory of just this size."""
+        gaps = [gap for gap in self._gaps() if gap[0] >= nbytes]
+        if gaps:
+            _, index, start = min(gaps)
+        else:
+            self._segments.append((torch.empty(nbytes, dtype=torch.uint8), []))
+            index, start = len(self._segments) - 1, 0
+        memory, blocks = self._segments[index]
+        block = Block(memory, start, nbytes)
+        bisect.insort(blocks, block, key=lambda b: b.start)
+        _BLOCKS[block.memory.data_ptr()] = block
+        return block
+
+    def _gaps(self) -> Iterator[tuple[int, int, int]]:
+        """(bytes, segment, start) of all that is free."""
+        for index, (memory, blocks) in enumerate(self._segments):
+            blocks[:] = [block for block in blocks if not block.free]
+            ends = [0, *(block.end for block in blocks)]
+            starts = [*(block.start for block in blocks), memory.nbytes]
+            for end, start in zip(ends, starts, strict=True):
+                if start > end:
+                    yield start - end, index, end
 
 
 _POOLS: dict[Handle, weakref.ref[Pool]] = {}
