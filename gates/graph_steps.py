@@ -1,4 +1,4 @@
-"""Texts that come and go, as the judge knows them: the steps that serve them, and the logits due."""
+"""Texts that come and go, as the judge knows them: their steps, and the logits that are due."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ class Texts:
                 tokens.append(self.rng.randrange(256) if token is None else token)
                 fields["token_ids"].append(tokens[-1])
                 fields["positions"].append(position)
-                fields["slot_mapping"].append(
-                    block * self.block_size + position % self.block_size
-                )
+                fields["slot_mapping"].append(block * self.block_size + position % self.block_size)
             starts.append(starts[-1] + count)
             fields["context_lens"].append(len(tokens))
             fields["logit_rows"].append(starts[-1] - 1)

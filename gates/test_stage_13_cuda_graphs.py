@@ -201,8 +201,9 @@ class Served:
     ) -> None:  # fmt: skip
         def run() -> list[Any]:
             scenario = gate.candidate.start(
-                "steps", model="nano", buckets=buckets, width=texts.width, num_blocks=texts.num_blocks,
-                block_size=BLOCK, todo=[fields for fields, _ in steps], before=before, **options,
+                "steps", model="nano", buckets=buckets, width=texts.width,
+                num_blocks=texts.num_blocks, block_size=BLOCK,
+                todo=[fields for fields, _ in steps], before=before, **options,
             )  # fmt: skip
             return [step.value for step in scenario]
 

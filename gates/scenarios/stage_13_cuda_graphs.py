@@ -74,9 +74,7 @@ class CountedGraphs:
 
     def recorded(self) -> dict[int, int]:
         """Operations of each captured graph, by its rows; only the recorder tells."""
-        return {
-            self.sizes[id(graph)]: getattr(graph, "num_operations", 0) for graph in self._kept
-        }
+        return {self.sizes[id(graph)]: getattr(graph, "num_operations", 0) for graph in self._kept}
 
     def pool_bytes(self) -> int:
         """Bytes of all pools that captures went to; only the recorder tells."""
@@ -234,9 +232,7 @@ def steps(
         batch = batch_from(values, env.device)
         attend.plan(batch)
         early.append(
-            decoder.forward(
-                batch.token_ids[None], batch.positions[None], attend, batch.logit_rows
-            )
+            decoder.forward(batch.token_ids[None], batch.positions[None], attend, batch.logit_rows)
         )
     yield {"logits": early, **seen()}
     graphs = CountedGraphs(env, decoder)
@@ -492,9 +488,7 @@ def graphed(env: Any, **arguments: Any) -> Iterator[Any]:
         attend.keys.zero_()
         attend.values.zero_()
         rows = len(arguments["lengths"])
-        return attend, env.solution.GraphRunner(
-            decoder, attend, [rows], width, graphs_of(env)
-        )
+        return attend, env.solution.GraphRunner(decoder, attend, [rows], width, graphs_of(env))
 
     yield from timed(env, runner_of, **arguments)
 

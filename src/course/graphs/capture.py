@@ -97,7 +97,7 @@ class CUDAGraph:
                         target.copy_(value)
 
 
-class graph:  # noqa: N801 - the name that it has in torch.cuda
+class graph:
     """Record the operations of this context into a CUDAGraph.
 
     Args:
@@ -200,9 +200,12 @@ class _Recorder(TorchDispatchMode):
             return result
         known = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = tree_map(lambda part: self._in_pool(part, known), result)
-        recorded = (tree_map(self._address, side) for side in (args, kwargs))
-        results = [self._address(part) for part in _leaves(result)]
-        self.operations.append(Operation(func, *recorded, results))
+        self.operations.append(
+            Operation(
+                func, tree_map(self._address, args), tree_map(self._address, kwargs),
+                [self._address(part) for part in _leaves(result)],
+            )
+        )  # fmt: skip
         return result
 
     def _check(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -248,7 +251,6 @@ def _leaves(result: Any) -> Any:
 def _place(tensor: Tensor) -> int:
     """Names the memory of a tensor."""
     return -1 if tensor.layout != torch.strided else tensor.untyped_storage()._cdata
-
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

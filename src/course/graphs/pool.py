@@ -142,7 +142,7 @@ class Address:
         block = _BLOCKS.get(storage.data_ptr())
         return cls(
             block if block is not None else weakref.ref(storage),
-            tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(),
+            tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
         )  # fmt: skip
 
     @property
