@@ -282,7 +282,7 @@ class Echo:
 
     def __init__(self, env: Any, config: Any) -> None:
         self.config, self.device, self.dtype = config, torch.device(env.device), torch.float32
-        self.weight = torch.ones(2, 2, device=env.device)
+        self.weight = torch.ones(1, config.vocab_size, device=env.device)
         self.batch: StepBatch | None = None
         # By the shapes of a step, since a graph must find its tensors where they were.
         self.read: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
@@ -303,14 +303,14 @@ class Echo:
     def forward(
         self, token_ids: Any, positions: Any, attend: Any, logit_rows: Any = None, taps: Any = ()
     ) -> Any:
-        """As a model's; logits [L, 2] say nothing of use."""
+        """As a model's; the logits [L, V] say nothing of use."""
         if self.batch is None:
             raise RuntimeError("attend.plan was not called before a forward pass")
         rows = token_ids.shape[1]
         self._note(rows, {"token_ids": token_ids[0], "positions": positions[0]})
         q = torch.ones(1, rows, 1, 1, device=self.device)
         attend(0, q, q, q)
-        said = torch.stack((token_ids[0], positions[0]), dim=-1).float() @ self.weight
+        said = token_ids[0][:, None] * self.weight
         return said if logit_rows is None else said[logit_rows]
 
     def _note(self, rows: int, tensors: dict[str, torch.Tensor]) -> None:
