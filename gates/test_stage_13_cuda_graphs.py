@@ -415,7 +415,9 @@ def test_captures(gate: GateRun, run: Served) -> None:
         raise GateFailure(
             Code.WRONG_COUNT, "the graphs captured when the runner was made",
             f"one of {', '.join(map(str, buckets))} rows each", short(first, 60),
-            likely="A capture in the middle of serving makes somebody wait for it.",
+            likely="More than one pass over its rows is recorded in a capture."
+            if len(first) == len(buckets)
+            else "A capture in the middle of serving makes somebody wait for it.",
         )  # fmt: skip
 
 

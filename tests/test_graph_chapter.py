@@ -101,7 +101,7 @@ def test_the_log_of_the_incident(stage: Stage, tmp_path: Path) -> None:
     shown = [line.split() for line in fences(section(stage, "Incident"), "")[0].splitlines()[1:]]
     assert shown == list(log(solution))
     right = list(log(module_at(stage.reference)))
-    assert {word for line in right for word in line[6:]} == {"-"}
+    assert {word for line in right for word in line[7:]} == {"-"}
 
 
 STEPS = ("a6", "b6", "c6", "d6", "abcd", "abcd", "ab", "ab", "e7", "abe", "abe", "ab", "abe")

@@ -79,7 +79,12 @@ class GraphRunner:
     """
 
     def __init__(
-        self, model: Any, attend: Any, buckets: Iterable[int], width: int, graphs: Any
+        self,
+        model: Any,
+        attend: Any,
+        buckets: Iterable[int],
+        width: int,
+        graphs: Any,
     ) -> None:
         buckets = list(buckets)
         if not buckets:
