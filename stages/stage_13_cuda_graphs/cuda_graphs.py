@@ -11,11 +11,6 @@ from course.model import masked_attention
 from course.parts import PagedAttention
 from course.types import StepBatch, require_int, require_range
 
-# A row that stands for nobody: token 0 at position 0, with a context of 1 that begins in block 0,
-# and written to slot -1, which no table holds. Everything else about a step is a constant of its
-# bucket: in decode, query_start_loc is 0, 1, 2, ...
-NOBODY = {"token_ids": 0, "positions": 0, "context_lens": 1, "block_tables": 0, "slot_mapping": -1}
-
 
 class GraphDecodeAttention(PagedAttention):
     """Stage 08's pool, with decode steps that a graph can hold.
