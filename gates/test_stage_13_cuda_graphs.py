@@ -125,7 +125,7 @@ class TestWhatGraphsRead:
     def test_every_field(self, gate: GateRun) -> None:
         """a replay reads this step, and rows for nobody where it has none"""
         texts = Texts(gate, 60, BLOCK, WIDTH)
-        sizes = [3, 4, 1, 2, 4, 3, 1, 7, 5, 2, 6, 8, 3, 2, 1]
+        sizes = [3, 4, 1, 2, 4, 3, 1, 7, 5, 2, 6, 8, 3, 3, 3, 3, 3, 2, 1]
         steps = random_decodes(gate, texts, sizes)
 
         def run() -> list[Any]:

@@ -310,7 +310,7 @@ class Echo:
         self._note(rows, {"token_ids": token_ids[0], "positions": positions[0]})
         q = torch.ones(1, rows, 1, 1, device=self.device)
         attend(0, q, q, q)
-        said = token_ids[0][:, None] * self.weight
+        said = token_ids[0][:, None].float() @ self.weight  # a library's, as a model's are
         return said if logit_rows is None else said[logit_rows]
 
     def _note(self, rows: int, tensors: dict[str, torch.Tensor]) -> None:
