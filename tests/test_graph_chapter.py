@@ -23,7 +23,7 @@ from course.parts import PagedAttention, step_batch
 from course.syllabus import Stage, load_syllabus
 from course.types import Request, Sequence
 from loading import module_at
-from test_chapters import fences, flat, read, section
+from test_chapters import fences, flat, section
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -71,21 +71,7 @@ class CUDAGraph:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         if is_capturing():
             raise RuntimeError(f"{NOT_PERMITTED} (replay)")
-        storages: dict[int, Any] = {}
-        tensors: dict[int, Tensor] = {}
-
-        def there(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [there(part) for part in value]
-            if not isinstance(value, Address):
-                return value
-            if id(value) not in tensors:
-                memory = id(value.memory)
-                if memory not in storages:
-                    storages[memory] = value.storage()
-                tensors[id(value)] = value.tensor(storages[memory])
-            return tensors[id(value)]
-
+        there = _Memory()
         # Nobody who counts operations sees these: no Python asks for them on a GPU.
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             for operation in self._operations:
@@ -95,6 +81,27 @@ class CUDAGraph:
                     target = there(place)
                     if isinstance(target, Tensor) and target.data_ptr() != value.data_ptr():
                         target.copy_(value)
+
+
+class _Memory:
+    """What lies at the addresses of a graph, for one replay."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, UntypedStorage] = {}
+        self._tensors: dict[int, Tensor] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """A recorded argument, with tensors in the place of addresses."""
+        if isinstance(value, (list, tuple)):
+            return [self(part) for part in value]
+        if not isinstance(value, Address):
+            return value
+        if id(value) not in self._tensors:
+            memory = id(value.memory)
+            if memory not in self._storages:
+                self._storages[memory] = value.storage()
+            self._tensors[id(value)] = value.tensor(self._storages[memory])
+        return self._tensors[id(value)]
 
 
 class graph:
