@@ -459,6 +459,7 @@ def test_launches(gate: GateRun, run: Served) -> None:
     """operations that the host asks for in a decode step, eagerly and with a graph"""
     most = max(reply["operations"] for _, reply in fitting(gate, run))
     asked = gate.baseline.call("eager_operations", model="nano", rows=2, block_size=BLOCK)
+    recorded = run.made["recorded"].get(2, 0)  # torch.cuda does not tell
     gate.exact(
         "launches", round(asked / most, 1), at_least=gate.bar("launches")["at_least"], unit="x",
         code=Code.WRONG_COUNT,
@@ -466,7 +467,7 @@ def test_launches(gate: GateRun, run: Served) -> None:
         message=f"{most} operations are asked for in a step that replays a graph, and {asked} in "
         "an eager one",
         likely="Buffers are made anew, or filled element by element.",
-        note=f"the graph of 2 rows has {run.made['recorded'].get(2, 0)} operations",
+        note=f"the graph of 2 rows has {recorded} operations" if recorded else "",
     )  # fmt: skip
 
 

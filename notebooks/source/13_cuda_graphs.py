@@ -41,11 +41,12 @@ BLOCK = 16
 # ## Predict first
 #
 # Seven tensors describe a step. Perhaps five of them differ from one decode step to the next; a
-# bucket may have rows left over, which must be filled with something; and one replay.
+# bucket may have rows left over, which must be filled with something; and one replay. The first guess
+# takes five copies, one fill and the replay: 149 over 7.
 
 # %%
-guess = 149 / 7
-prediction = lesson.predict(round(guess), "x")
+guess = 21
+prediction = lesson.predict(guess, "x")
 
 # %% [markdown]
 # ## What a step asks for
@@ -155,15 +156,16 @@ nothing to do. On a GPU the driver's part takes the place of the kernel's, which
 
 # %% [markdown]
 # Now put the host's time beside the floor of notebook 03: the weights over the memory bandwidth of
-# an H100 (3.35 TB/s). The count is exact; the cost of an operation is the one measured above, and
-# would be another one on the host of that GPU.
+# an H100, from its data sheet. The count is exact; the cost of an operation is the one measured
+# above, and would be another one on the host of that GPU.
 
 # %%
+H100 = 3.35e12  # bytes/s
 floors = {}
 for name, config in (("1B", BENCH_1B), ("8B", BENCH_8B)):
     work = decode_work(config, [1], weight_itemsize=2, kv_itemsize=2)
     host = each * (fixed + per_layer * config.num_layers)
-    floors[name] = (work.weight_bytes / 3.35e12, host)
+    floors[name] = (work.weight_bytes / H100, host)
 
 fig, ax = nb.figure(7, 2.4)
 for name, (floor, host) in floors.items():
