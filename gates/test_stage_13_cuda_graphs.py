@@ -114,7 +114,9 @@ def random_decodes(gate: GateRun, texts: Texts, sizes: list[int]) -> list[tuple[
         while len(texts.running) < size:
             text = texts.join(reserve=gate.rng.randrange(3))
             steps.append(texts.step({text: gate.rng.randrange(1, 7)}))
-        steps.append(texts.step(dict.fromkeys(texts.shuffled(size), 1)))
+        # A table as wide as the graphs', or as the longest of the step.
+        exact = gate.rng.random() < 0.5
+        steps.append(texts.step(dict.fromkeys(texts.shuffled(size), 1), exact=exact))
     return steps
 
 

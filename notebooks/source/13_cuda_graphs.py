@@ -41,8 +41,8 @@ BLOCK = 16
 # ## Predict first
 #
 # Seven tensors describe a step. Perhaps five of them differ from one decode step to the next; a
-# bucket may have rows left over, which must be filled with something; and one replay. The first guess
-# takes five copies, one fill and the replay: 149 over 7.
+# bucket may have rows left over, which must be filled with something; and one replay. The first
+# guess takes five copies, one fill and the replay: 149 over 7.
 
 # %%
 guess = 21
