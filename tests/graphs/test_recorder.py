@@ -131,6 +131,22 @@ def test_writes_in_place_to_what_the_capture_made() -> None:
     assert out.tolist() == [-7, -2, -3]
 
 
+def test_a_number_is_written_where_a_mask_says() -> None:
+    x = torch.arange(4.0)
+
+    def work() -> torch.Tensor:
+        out = x + 1
+        out[x > 1] = 0.0
+        return out.repeat_interleave(torch.ones_like(x).long(), output_size=4)
+
+    graph, out = capture(work)
+    graph.replay()
+    assert out.tolist() == [1, 2, 0, 0]
+    x.neg_()
+    graph.replay()
+    assert out.tolist() == [1, 0, -1, -2]
+
+
 def test_views_are_followed() -> None:
     x = torch.arange(6.0)
 
@@ -159,7 +175,7 @@ WAITS: dict[str, Callable[[], Any]] = {
     "nonzero": lambda: X.nonzero(),
     "where": lambda: torch.where(X > 1),
     "mask": lambda: X[X > 1],
-    "write by mask": lambda: X.__setitem__(X > 1, 0.0),
+    "write by mask": lambda: X.__setitem__(X > 1, X[:2]),
     "masked_select": lambda: X.masked_select(X > 1),
     "unique": lambda: X.unique(),
     "equal": lambda: torch.equal(X, X),

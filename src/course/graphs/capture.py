@@ -38,9 +38,12 @@ class Operation:
 
 
 class CUDAGraph:
-    """A list of operations on fixed addresses, made by `graph(...)`."""
+    """A list of operations on fixed addresses, made by `graph(...)`.
 
-    def __init__(self) -> None:
+    keep_graph: as in torch.cuda; here it changes nothing.
+    """
+
+    def __init__(self, keep_graph: bool = False) -> None:
         self._operations: list[Operation] | None = None
         self._handle: Handle | None = None
         self._pool: Pool | None = None
@@ -200,7 +203,7 @@ class _Recorder(TorchDispatchMode):
                 self.refuse("a list is copied to the device")
             self._numbers.append(args[0])  # `x[i] = 0.0`: a GPU takes the number as an argument
             return args[0]
-        self._check(func, name, args)
+        self._check(func, name, args, kwargs)
         written = [t for t in _written(func, args, kwargs) if not Address.of(t).in_pool]
         result = _handed_back(func, args, kwargs) if written else func(*args, **kwargs)
         if func.is_view:
@@ -215,13 +218,16 @@ class _Recorder(TorchDispatchMode):
         )  # fmt: skip
         return result
 
-    def _check(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
+    def _check(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse what must wait for the device, is random, or sets up a library."""
         tags = func.tags
-        if name == "index" or name.startswith("index_put") or name == "_index_put_impl_":
+        if name == "index" or name.startswith("index_put"):
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-            if masks:
+            # `x[mask] = 0.0` is no trouble: torch fills where the mask says so.
+            if masks and not (len(args) > 2 and self._is_number(args[2])):
                 self.refuse("a mask as an index: how much it selects is a value on the device")
+        elif name == "repeat_interleave" and kwargs.get("output_size") is not None:
+            pass
         elif torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             self.refuse(f"{name} brings a value to the host: item, bool, int, or a shape")
         if torch.Tag.nondeterministic_seeded in tags and not name.startswith(ATTENTION):
@@ -231,6 +237,10 @@ class _Recorder(TorchDispatchMode):
                 f"the first use of {name} sets up a library: run the pass before the capture, "
                 "inside `graphs.stream(...)`"
             )
+
+    def _is_number(self, value: Any) -> bool:
+        """Whether a tensor is a number of Python's that torch has wrapped."""
+        return any(value is number for number in self._numbers)
 
     def _in_pool(self, part: Any, known: set[int]) -> Any:
         """A result, in memory of the pool unless it lies in that of an argument."""
@@ -244,7 +254,7 @@ class _Recorder(TorchDispatchMode):
         """What stands for an argument in the record; equal addresses become the same object."""
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             return value
-        if any(value is number for number in self._numbers):
+        if self._is_number(value):
             return value
         address = Address.of(value)
         return self._addresses.setdefault(address, address)

@@ -30,7 +30,13 @@ def set_capturing(value: bool) -> None:
 
 
 class Stream:
-    """A queue of work. Here all work is done at once, so there is nothing to wait for."""
+    """A queue of work. Here all work is done at once, so there is nothing to wait for.
+
+    device, priority: as in torch.cuda; here they change nothing.
+    """
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        pass
 
     def wait_stream(self, stream: Stream) -> None:
         """Let what comes next on this stream wait for what is queued on the other."""
