@@ -25,6 +25,7 @@ What differs:
 - A library counts as used only when an operation of it ran inside `stream(...)`. On a GPU it may
   have been set up by any other pass, and the missing warm-up would go unnoticed until a restart.
 - Random numbers are refused. On a GPU they are allowed: the generator takes part in the replay.
+- Kernels that torch does not know of, such as Triton's, are not recorded.
 - Streams keep no order here, since everything runs in order: a missing `wait_stream` is not seen.
 - The pool grows by just what is missing. The allocator of a GPU takes megabytes at a time, so bytes
   held in a pool are of the same kind here, and not the same.
