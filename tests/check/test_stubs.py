@@ -252,7 +252,7 @@ def test_what_a_stub_builds_raises_when_it_is_used(stage: Stage) -> None:
         "sequences": [Sequence(Request("r", (1,)), [1])], "block_table": [0, 1], "pairs": [],
         "q": torch.zeros(1, 1, 16), "keys": torch.zeros(1, 1, 1, 16),
         "values": torch.zeros(1, 1, 1, 16), "context_lens": torch.ones(1, dtype=torch.int32),
-        "arrivals": [0.0], "requests": [], "timelines": [],
+        "arrivals": [0.0], "requests": [], "timelines": [], "buckets": [1],
     }  # fmt: skip
     if stage.slug == "load_harness":  # percentile's are numbers
         arguments |= {"q": 50.0, "values": [1.0]}

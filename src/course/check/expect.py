@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 KNOWN_CRASHES = {
     "active drivers": "Triton looks for a GPU, and there is none: to time variants, as "
     "`@triton.autotune` does, or to launch a kernel. Choose the number of warps by a rule.",
+    "when stream is capturing": "A capture records operations and runs none, so there is no value "
+    "yet that Python could look at, and nothing may be set up for the first time.",
+    "was freed since": "A graph keeps the addresses that it was captured with, and nothing that "
+    "lies there. What it reads must stay where it is: copy into it.",
 }
 
 
