@@ -67,18 +67,19 @@ class Desk:
     Args:
         what: names it in failures.
         budget: tokens of a step, if the scheduler is one of a subclass that has a budget.
+        newest_first: the scheduler is one of a subclass whose `order` begins with the newest.
         roomy: the pool has room for all, however they are admitted: then as many as may run do.
     """
 
     def __init__(
         self, gate: GateRun, num_blocks: int, block_size: int, what: str, *, max_running: Any = 8,
         watermark: Any = 0, budget: int | None = None, context: int = CONTEXT, roomy: bool = False,
-        name: str = "desk",
+        newest_first: bool = False, name: str = "desk",
     ) -> None:  # fmt: skip
         self.gate, self.name = gate, name
         self.num_blocks, self.block_size = num_blocks, block_size
         self.max_running, self.watermark, self.budget = max_running, watermark, budget
-        self.context, self.roomy = context, roomy
+        self.context, self.roomy, self.newest_first = context, roomy, newest_first
         self.what = f"{what} ({num_blocks} blocks of {block_size})"
         self.secret = gate.rng.getrandbits(60)
         self.live: dict[str, Asked] = {}  # in the order of arrival
@@ -92,7 +93,7 @@ class Desk:
             lambda: gate.candidate.call(
                 "new", desk=name, num_blocks=num_blocks, block_size=block_size,
                 max_running=max_running, watermark=watermark, vocab_size=VOCAB,
-                max_context=context, budget=budget,
+                max_context=context, budget=budget, newest_first=newest_first,
             ),
             f"Scheduler(..., {settings})",
         )  # fmt: skip
@@ -262,9 +263,7 @@ class Desk:
         return step
 
     def _feeding_order(self, running: list[Json]) -> list[Json]:
-        if self.budget is None:
-            return running
-        return sorted(running, key=lambda s: len(s["tokens"]) - s["num_computed"] > 1)
+        return running[::-1] if self.newest_first else running
 
     def _expected(self, before: Json) -> tuple[list[str], dict[str, int]]:
         """Who must be preempted, the newest first, and what those that stay feed."""
@@ -345,6 +344,13 @@ class Desk:
                     count = min(count, left)
                     left -= count
                 feed[sequence["id"]] = count
+        nothing = [s["id"] for s, n in zip(step["sequences"], step["counts"], strict=True) if not n]
+        nothing += [name for name, count in feed.items() if not count]
+        if nothing:
+            raise self._failure(
+                Code.WRONG_VALUE, f"{nothing[0]} is in the step, or admitted to it, for 0 tokens",
+                "it waits, or is left out", "it holds blocks for nothing",
+            )  # fmt: skip
         got = {s["id"]: n for s, n in zip(step["sequences"], step["counts"], strict=True)}
         for name in [*feed, *got]:
             if feed.get(name, 0) != got.get(name, 0):
@@ -469,6 +475,11 @@ class Desk:
     def _judge_output(
         self, output: Any, doing: str, name: str, tokens: list[int], finish: str | None
     ) -> None:
+        if output is None:
+            raise self._failure(
+                Code.WRONG_VALUE, f"{doing}: nothing is returned for {name}",
+                f"an Output that says {finish}", "None",
+            )  # fmt: skip
         if not isinstance(output, dict) or output.get("types") != OUTPUT:
             raise self._failure(
                 Code.WRONG_TYPE, f"{doing}: what is returned for {name}",

@@ -46,17 +46,18 @@ class Forgetful(PrefixCachingAllocator):
         return []
 
 
-def budgeted(kind: Any, budget: int) -> Any:
-    """A subclass as a later stage writes one: those that decode come first, and a step computes no
-    more than `budget` tokens. Who has been given less than all its tokens says nothing yet.
+def extended(kind: Any, budget: int | None, newest_first: bool) -> Any:
+    """A subclass as later stages write them: it has an order of its own, or no more than `budget`
+    tokens for a step. Who was given less than all its tokens says nothing yet.
     """
 
-    class Budgeted(kind):
+    class Extended(kind):
         def order(self) -> list[Any]:
-            return sorted(self.running, key=lambda s: len(s.tokens) - s.num_computed > 1)
+            return super().order()[::-1] if newest_first else super().order()
 
         def share(self, sequence: Any, step: Any) -> int:
-            return min(super().share(sequence, step), budget - step.num_tokens)
+            all_of_it = super().share(sequence, step)
+            return all_of_it if budget is None else min(all_of_it, budget - step.num_tokens)
 
         def update(self, step: Any, token_ids: Any) -> list[Output]:
             ended, tokens = Step(), []
@@ -69,17 +70,17 @@ def budgeted(kind: Any, budget: int) -> Any:
                     self.allocator.publish(sequence)
             return super().update(ended, tokens)
 
-    return Budgeted
+    return Extended
 
 
 def new(
     env: Any, desk: str, num_blocks: int, block_size: int, max_running: Any, watermark: Any,
-    vocab_size: int, max_context: int, budget: int | None = None,
+    vocab_size: int, max_context: int, budget: int | None = None, newest_first: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make a scheduler with a pool of its own; `budget` makes it one of a subclass."""
+    """Make a scheduler with a pool of its own; `budget` and `newest_first` make it a subclass's."""
     kind = env.solution.Scheduler
-    if budget is not None:
-        kind = budgeted(kind, budget)
+    if budget is not None or newest_first:
+        kind = extended(kind, budget, newest_first)
     allocator = PrefixCachingAllocator(num_blocks, block_size)
     scheduler = kind(
         allocator, Config(vocab_size, max_context), max_running=max_running, watermark=watermark
@@ -180,17 +181,23 @@ def plain(value: Any) -> Any:
 # -- on nano --------------------------------------------------------------------------------------
 
 
-def engine_of(
-    env: Any, decoder: Any, num_blocks: int, block_size: int, settings: dict[str, Any], cache: bool
-) -> tuple[Engine, Any]:
-    """The solution in an engine, over a pool whose memory is NaN until it is written."""
-    allocator = (PrefixCachingAllocator if cache else Forgetful)(num_blocks, block_size)
+def model_of(env: Any, name: str) -> Any:
+    """nano in float64, so that rounding decides no token; others as they are."""
+    return nano_in_float64(env) if name == "nano" else env.model(name)
+
+
+def runner_of(env: Any, decoder: Any, num_blocks: int, block_size: int) -> Runner:
+    """What computes steps, over a pool whose memory is NaN until it is written."""
     attention = PagedAttention(
         decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=env.device
     )
     poison(attention)
-    scheduler = env.solution.Scheduler(allocator, decoder.config, **settings)
-    return Engine(scheduler, Runner(decoder, attention, step_batch)), allocator
+    return Runner(decoder, attention, step_batch)
+
+
+def say_seven(step: Step) -> list[int]:
+    """A model that is always of the same mind: where only steps are counted, it will do."""
+    return [7] * len(step.sequences)
 
 
 def serve(
@@ -202,14 +209,20 @@ def serve(
     arrivals: [step, request], in order; a request is added before that step. A step is made even
     where there is no work.
 
+    Args:
+        model: "none" for a run in which only steps are counted.
+
     Yields:
-        The outputs; who runs, the oldest first; tokens that the pass has computed; free blocks; and
-        the ids of those that waited before the step and run after it, or the other way round.
+        What `add` and the step returned, who runs afterwards, what the step has fed, and how many
+        blocks are free.
     """
-    decoder = nano_in_float64(env) if model == "nano" else env.model(model)
-    engine, allocator = engine_of(env, decoder, num_blocks, block_size, settings, cache)
-    counted = Counted(engine.runner)
-    engine.runner = counted
+    decoder = None if model == "none" else model_of(env, model)
+    config = Config(256, 256) if decoder is None else decoder.config
+    allocator = (PrefixCachingAllocator if cache else Forgetful)(num_blocks, block_size)
+    scheduler = env.solution.Scheduler(allocator, config, **settings)
+    runner = say_seven if decoder is None else runner_of(env, decoder, num_blocks, block_size)
+    counted = Counted(runner)
+    engine = Engine(scheduler, counted)
     pending, step = list(arrivals), 0
     while pending or engine.has_work:
         added = []
@@ -263,7 +276,7 @@ def endless(env: Any, waiting: int) -> tuple[Any, Any]:
     names = iter(range(10**9))
 
     def add() -> None:
-        params = SamplingParams(max_new_tokens=8)
+        params = SamplingParams(max_new_tokens=2)
         scheduler.add(Request(f"r{next(names)}", (1, 2, 3, 4, 5), params))
 
     for _ in range(waiting + 8):
