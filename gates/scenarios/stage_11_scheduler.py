@@ -202,7 +202,7 @@ def say_seven(step: Step) -> list[int]:
 
 def serve(
     env: Any, model: str, arrivals: list[Any], num_blocks: int, block_size: int,
-    settings: dict[str, Any], cache: bool = True,
+    settings: dict[str, Any], cache: bool = True, context: int = 0,
 ) -> Iterator[Any]:  # fmt: skip
     """Requests through one engine, until there is no work; what came of each step.
 
@@ -210,14 +210,14 @@ def serve(
     where there is no work.
 
     Args:
-        model: "none" for a run in which only steps are counted.
+        model: "none" for a run in which only steps are counted, with a `context` that is given.
 
     Yields:
         What `add` and the step returned, who runs afterwards, what the step has fed, and how many
         blocks are free.
     """
     decoder = None if model == "none" else model_of(env, model)
-    config = Config(256, 256) if decoder is None else decoder.config
+    config = Config(256, context) if decoder is None else decoder.config
     allocator = (PrefixCachingAllocator if cache else Forgetful)(num_blocks, block_size)
     scheduler = env.solution.Scheduler(allocator, config, **settings)
     runner = say_seven if decoder is None else runner_of(env, decoder, num_blocks, block_size)

@@ -11,6 +11,7 @@
 # need notebooks 05 and 07: the trace, and blocks.
 
 # %%
+import itertools
 import math
 import random
 import statistics
@@ -33,8 +34,8 @@ paged = nb.reference(8)
 # Half of the memory holds half of the batch. The first guess: half of the throughput.
 
 # %%
-guess = 0.5
-prediction = lesson.predict(guess, "x")
+guess = 50
+prediction = lesson.predict(guess, "%")
 
 # %% [markdown]
 # ## What bursts need
@@ -103,13 +104,13 @@ nb.show(fig, "What three bursts need, where there is room for all.")
 
 # %%
 area = free[:, 0].sum()
-derived = len(free) / max(len(free), area / half)
+derived = 100 * len(free) / max(len(free), area / half)
 
 # %% jupyter={"source_hidden": true}
 nb.say(f"""
 The peak is {peak} blocks, the mean {mean:.0f}. A pool of {half} that is full in every step is done
 after {area:,} / {half} = {area / half:.0f} steps, where the unlimited one takes {len(free)}. So at
-most **{derived:.2f}** of the throughput can be kept. What will be lost of it?
+most **{derived:.0f}%** of the throughput can be kept. What will be lost of it?
 """)
 
 # %% [markdown]
@@ -129,7 +130,7 @@ lesson.code("Scheduler._admit")
 
 # %%
 tight = serve(trace, half)
-prediction.score(len(free) / len(tight), derived=derived)
+prediction.score(100 * len(free) / len(tight), derived=derived)
 
 # %%
 fig, axes = nb.figure(7, 4.2, nrows=2, sharex=True)
@@ -139,7 +140,7 @@ axes[0].set(ylabel="blocks in use", ylim=(0, None))
 axes[1].plot(tight[:, 1], color=nb.COLOURS["measured"], label="in the step")
 axes[1].plot(tight[:, 2], color=nb.COLOURS["predicted"], label="waiting")
 lost = tight[:, 4].nonzero()[0]
-axes[1].plot(lost, np.zeros(len(lost)), "|", color=nb.COLOURS["ink"], label="a preemption")
+axes[1].plot(lost, np.zeros(len(lost)), "|", color=nb.COLOURS["reference"], label="a preemption")
 axes[1].set(xlabel="step", ylabel="requests", ylim=(-1, None))
 for ax in axes:
     ax.legend(loc="upper right")
@@ -149,12 +150,12 @@ nb.show(fig, "The same bursts with half of the blocks.")
 again = 1 - useful / tight[:, 3].sum()
 first = tight[:, 2].nonzero()[0]
 nb.say(f"""
-{len(tight)} steps instead of {len(free)}: **{len(free) / len(tight):.2f}** of the throughput. The
+{len(tight)} steps instead of {len(free)}: **{len(free) / len(tight):.0%}** of the throughput. The
 pool was {tight[:, 0].mean() / half:.0%} full on average. {tight[:, 4].sum()} times somebody was
 preempted, and {again:.1%} of the tokens were computed again. The rest of the loss is the end of
 each burst, when nobody waits any more and few run: requests that waited run out alone.
 
-**Why not your {prediction.guess:g}x.** Half of the peak is not half of the need: the mean is
+**Why not your {prediction.guess:g}%.** Half of the peak is not half of the need: the mean is
 {mean / peak:.0%} of the peak. A load that is always at its peak would lose half.
 """)
 
@@ -162,8 +163,8 @@ each burst, when nobody waits any more and few run: requests that waited run out
 # ## The watermark
 #
 # Admit as many as fit, and the pool is full in the very step in which all of them begin to grow.
-# What happens then, without a watermark? Predict two curves: steps, and the share of tokens that are
-# computed again.
+# What happens then, without a watermark? Predict two curves: steps, and the share of tokens that
+# are computed again.
 
 # %%
 marks = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]
@@ -291,13 +292,10 @@ with torch.inference_mode():
 rows = []
 for index, prompt in enumerate(prompts):
     tokens, places = said[str(index)], [0, *cut[str(index)], new]
-    pieces = [
-        lesson.tokenizer.decode(tokens[a:b]) for a, b in zip(places, places[1:], strict=False)
-    ]
-    shown = " **|** ".join(
-        "`" + piece.replace("\n", "⏎").replace("`", "'") + "`" for piece in pieces
-    )
-    rows.append([prompt, shown, "the same" if tokens == alone[str(index)] else "another"])
+    pieces = [lesson.tokenizer.decode(tokens[a:b]) for a, b in itertools.pairwise(places)]
+    shown = [f"`{piece.translate({10: '⏎', 96: None, 124: '/'})}`" for piece in pieces]
+    verdict = "the same" if tokens == alone[str(index)] else "another"
+    rows.append([prompt, " **▌** ".join(shown), verdict])
 nb.table(["prompt", "answer", "alone it says"], rows)
 
 # %% jupyter={"source_hidden": true}
@@ -322,10 +320,10 @@ lesson.published()
 # %% jupyter={"source_hidden": true}
 most, usual = int(tight[:, 3].max()), int(np.median(tight[:, 3]))
 nb.say(f"""
-The median step of the bursts computed {usual} tokens, and the largest one {most}: a burst came, and
-all its prompts were prefilled in one step. Everybody who was decoding waited for it. With prompts
-of thousands of tokens that is seconds, and it is the bill that stage 12 pays: a budget of tokens for
-every step.
+The median step of the bursts computed {usual} tokens, and the largest one {most}: a burst came,
+and all its prompts were prefilled in one step. Everybody who was decoding waited for it. With
+prompts of thousands of tokens that is seconds, and it is the bill that stage 12 pays: a budget of
+tokens for every step.
 """)
 
 # %% [markdown]
