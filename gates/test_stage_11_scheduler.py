@@ -304,6 +304,14 @@ class TestPreemption:
                 str(desk.tally.preempted),
             )  # fmt: skip
 
+    def test_nobody_is_admitted_in_a_step_that_preempts(self, gate: GateRun) -> None:
+        """a victim that would fit at once, since its twin has what it needs, waits for a step"""
+        desk = Desk(gate, 10, 2, "two of one prompt that grow", max_running=2)
+        first = desk.request(8, 8)
+        for name in ("one", "two"):
+            desk.add({**first, "id": name})
+        desk.finish()
+
     def test_a_long_prompt_is_not_passed_over(self, gate: GateRun) -> None:
         """one that does not fit keeps those behind it waiting, and is served"""
         desk = Desk(gate, 10, 2, "a long prompt behind two short ones", max_running=4)
