@@ -650,9 +650,36 @@ FIGURES: dict[int, list[Figure]] = {
         ("512 × 513 / 2 × 16 = {:.1f} million tokens", lambda: 512 * 513 / 2 * 16 / 1e6),
         ("64 bits give about 1 in 10^{:.0f}", lambda: -math.log10(20_000**2 / 2**65)),
     ],
+    11: [
+        ("32 × (24 + 8 + 3.5) / 8 = {:.0f} blocks", lambda: 32 * 35.5 / 8),
+        ("With a mean output of {:.1f}, and a mean of its square of {:,.0f}",
+         lambda: [MEAN, SQUARE]),
+        ("2,943 / 2 = {:,.0f} places times steps", lambda: round(24 * MEAN + SQUARE / 2, -1)),
+        ("{:.0f} blocks times steps with the halves", lambda: GROWING),
+        ("96 × 333 / 443 = {:.0f} blocks on average", lambda: 96 * GROWING / 443),
+        ("half of the peak: {:.0f}", lambda: 32 * 35.5 / 8 / 2),
+        ("96 × 333 / 71 = {:.0f} steps: {:.2f} of the throughput",
+         lambda: [96 * GROWING / 71, 443 / (96 * GROWING / 71)]),
+        ("96 × {:.0f} / 71 = {:.0f} steps", lambda: [RESERVED, 96 * RESERVED / 71]),
+        ("× 20 / 71 = {:,.0f}", lambda: 96 * 43.3 * 20 / 71),
+        ("moves {:,.0f} bytes out and in again", lambda: kv(LLAMA3, 2)),
+        ("{:.1f} us over the 31.5 GB/s", lambda: 2 * kv(LLAMA3, 2) / 31.5e9 * 1e6),
+        ("2 × {:.2f} billion FLOP, {:.0f} us on an A100",
+         lambda: [LLAMA3.num_weights / 1e9, 2 * LLAMA3.num_weights / A100_FLOPS * 1e6]),
+        ("the keys of 16 tokens are {:.0f} KiB",
+         lambda: 16 * kv(LLAMA3, 2) / LLAMA3.num_layers / 2 / 1024),
+        ("is {:,} such pieces, each way", lambda: blocks(500) * LLAMA3.num_layers * 2),
+        ("that is {:.0f} ms; computing takes {:.0f}",
+         lambda: [2 * 2048 * 10e-6 * 1e3, 500 * 2 * LLAMA3.num_weights / A100_FLOPS * 1e3]),
+    ],
 }  # fmt: skip
 
 TEXTS = load_syllabus().find(9).bars["cpu"]["texts"]
+
+# Stage 11: outputs are log-uniform from 8 to 128; prompts have 24 tokens on average, blocks 8.
+MEAN, SQUARE = 120 / math.log(16), (128**2 - 8**2) / (2 * math.log(16))
+GROWING = (24 * MEAN + SQUARE / 2 + 3.5 * MEAN) / 8  # blocks times steps of a text that grows
+RESERVED = (24 * MEAN + SQUARE + 3.5 * MEAN) / 8  # and of one whose final length is held back
 
 # Stage 06: the request that its chapter works out by hand.
 EXAMPLE = Timeline(

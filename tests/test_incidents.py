@@ -1,9 +1,11 @@
-"""The logs that chapters 04 and 05 show: real ones, of wrong solutions that the gate knows."""
+"""The logs that chapters 04, 05 and 11 show: real ones, of wrong solutions that the gate knows."""
 
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -12,13 +14,17 @@ import pytest
 from course.check.edits import edited_solution
 from course.check.oracle import nano_oracle
 from course.model import load
+from course.parts import PrefixCachingAllocator
 from course.syllabus import load_syllabus
 from course.types import Request, SamplingParams
 from loading import module_at
-from test_chapters import fences, section
+from test_chapters import fences, flat, section
 
 
-@pytest.mark.parametrize(("number", "wrong"), [(4, "sees_padding"), (5, "sees_the_last_owner")])
+@pytest.mark.parametrize(
+    ("number", "wrong"),
+    [(4, "sees_padding"), (5, "sees_the_last_owner"), (11, "victim_at_the_back")],
+)
 def test_the_logs_of_incidents_are_real(number: int, wrong: str, tmp_path: Path) -> None:
     """What the incident shows is what this wrong solution does, on nano."""
     stage = load_syllabus().find(number)
@@ -77,4 +83,45 @@ def first_difference(got: list[int], wanted: list[int]) -> str:
     return next((str(i) for i, (a, b) in pairs if a != b), "none")
 
 
-LOGS = {4: padding_log, 5: owner_log}
+def queue_log(solution: ModuleType) -> Iterator[list[str]]:
+    """Twelve requests in 14 blocks: when they came, spoke first and last, and their pauses."""
+    for name, (arrived, spoken) in served(solution).items():
+        pauses = [later - earlier for earlier, later in pairwise(spoken)]
+        numbers = [arrived, spoken[0], spoken[-1], len(spoken), max(pauses)]
+        yield [name, *map(str, numbers)]
+
+
+def served(solution: ModuleType) -> dict[str, tuple[int, list[int]]]:
+    """Of each request the step in which it came, and those of its tokens."""
+    rng = random.Random(5)
+    allocator = PrefixCachingAllocator(14, 4)
+    scheduler = solution.Scheduler(allocator, nano_oracle().config, max_running=8, watermark=1)
+    found: dict[str, tuple[int, list[int]]] = {}
+    step = 0
+    while len(found) < 12 or scheduler.has_work:
+        if len(found) < 12 and step % 2 == 0:
+            name = "abcdefghijkl"[len(found)]
+            params = SamplingParams(rng.randrange(6, 20))
+            scheduler.add(Request(name, tuple(rng.randrange(256) for _ in range(9)), params))
+            found[name] = (step, [])
+        decided = scheduler.schedule()
+        for output in scheduler.update(decided, [7] * len(decided.sequences)):
+            found[output.request_id][1].append(step)
+        step += 1
+    return found
+
+
+def test_the_means_of_stage_11(tmp_path: Path) -> None:
+    """Its mean time to first token is better for the mistake, as the incident says."""
+    stage = load_syllabus().find(11)
+    diff = next(path for path in stage.wrong if path.stem == "victim_at_the_back")
+    wrong = module_at(edited_solution(stage.reference, diff, tmp_path))
+    means = [
+        statistics.fmean(spoken[0] - arrived for arrived, spoken in served(solution).values())
+        for solution in (module_at(stage.reference), wrong)
+    ]
+    words = f"has fallen from {means[0]:.1f} steps to {means[1]:.1f}"
+    assert words in flat(section(stage, "Incident"))
+
+
+LOGS = {4: padding_log, 5: owner_log, 11: queue_log}

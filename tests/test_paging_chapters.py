@@ -1,4 +1,4 @@
-"""What chapters 08 and 09 show: a batch laid out by hand, and the logs of real wrong solutions."""
+"""What chapters 08, 09 and 11 show: a batch laid out, logs of real wrong solutions, a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from course.paths import course_home
 from course.syllabus import Stage, load_syllabus
 from course.types import Request, Sequence, StepBatch
 from loading import module_at
-from test_chapters import fences, section
+from test_chapters import fences, section, tables
 
 
 def wrong(stage: Stage, name: str, scratch: Path) -> Path:
@@ -134,3 +134,22 @@ def test_the_log_of_stage_09(tmp_path: Path) -> None:
     errors = torch.tensor(json.loads(done.stdout)).unflatten(0, (len(shown), 4))
     for row, found in zip(shown, errors, strict=True):
         assert row[1:] == ["nan" if e.isnan() else "ok" if e < 1e-5 else "off" for e in found]
+
+
+def test_the_watermarks_of_stage_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of the chapter, by the simulation that its gate judges with."""
+    stage = load_syllabus().find(11)
+    monkeypatch.syspath_prepend(str(stage.gate.parent))
+    gate, traces = (importlib.import_module(name) for name in (stage.gate.stem, "traces"))
+    lengths = traces.log_uniform(random.Random(11), *stage.bars["cpu"]["trace"], hand=32)
+    arrivals = [
+        (i // 32 * 160, {"prompt": [0] * length, "new": new})
+        for i, (length, new) in enumerate(lengths)
+    ]
+    useful = sum(length + new - 1 for length, new in lengths)
+    found = []
+    for watermark in (0, 2, 4, 6, 8, 16):
+        run = gate.simulate(arrivals, 71, 8, max_running=96, watermark=watermark)
+        again = f"{1 - useful / run.computed:.1%}"
+        found.append([str(n) for n in (watermark, run.steps, run.preempted)] + [again])
+    assert tables(section(stage, "On paper"))["watermark"] == found

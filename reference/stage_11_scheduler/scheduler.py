@@ -25,14 +25,17 @@ class Scheduler:
 
     Requests are served in the order of their arrival. Those that run come first, the oldest first,
     and feed their next token. Where no block is left for one, the newest is *preempted*: it gives
-    all its blocks back, keeps its tokens, waits in front of all others, and computes the keys and
-    values of its tokens anew when it is admitted again. Then those that wait are admitted, in
-    order, as long as there is room; one that does not fit keeps those behind it waiting.
+    all its blocks back, so that nothing of it is computed (`num_computed`, `num_cached`), keeps its
+    tokens, and waits in front of all others. When it is admitted again it feeds them all anew. No
+    more are preempted than it takes. Then those that wait are admitted, in order, as many as there
+    is room for; one that does not fit keeps those behind it waiting.
 
-    So the oldest request that is not finished always runs, and a pool that is large enough for the
-    largest request finishes them all.
+    So the oldest request that is not finished is in every step, and a pool that is large enough for
+    the largest request finishes them all.
 
-    `waiting` and `running` are in the order of arrival. No sequence is in both.
+    `waiting` and `running` are in the order of arrival, and whoever runs is older than whoever
+    waits. No sequence is in both. One that waits has no blocks. What a step costs here does not
+    depend on how many wait.
 
     Args:
         allocator: the pool; only this scheduler allocates from it.
@@ -62,6 +65,7 @@ class Scheduler:
         self.watermark = watermark
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.live: dict[str, Sequence] = {}  # all that wait or run, by request_id
 
     @property
     def has_work(self) -> bool:
@@ -75,6 +79,7 @@ class Scheduler:
             None; or the request's only Output, if it ends here: LENGTH for a limit of 0 tokens,
             REFUSED, with a reason, if it needs more blocks than the whole pool has. It needs room
             for its prompt and all that it may generate, the last token left out: that is never fed.
+            The reason says how many blocks it needs, and how many there are.
 
         Raises:
             ValueError, TypeError: as `check_generation`, naming the prompt as `prompt_ids`; the id
@@ -84,8 +89,7 @@ class Scheduler:
             self.config, request.prompt_ids, request.params.max_new_tokens, request.eos_ids
         )
         # solution: begin
-        live = (*self.waiting, *self.running)
-        if any(sequence.request.request_id == request.request_id for sequence in live):
+        if request.request_id in self.live:
             raise ValueError(f"request_id {request.request_id!r} is still being served")
         if limit == 0:
             return Output(request.request_id, finish_reason=FinishReason.LENGTH)
@@ -93,7 +97,8 @@ class Scheduler:
         if needed > self.allocator.num_blocks:
             reason = f"it needs {needed} blocks, and the pool has {self.allocator.num_blocks}"
             return Output(request.request_id, finish_reason=FinishReason.REFUSED, reason=reason)
-        self.waiting.append(Sequence.of(request))
+        sequence = self.live[request.request_id] = Sequence.of(request)
+        self.waiting.append(sequence)
         return None
         # solution: end
 
@@ -106,25 +111,27 @@ class Scheduler:
             An Output with the reason ABORT; None if no such request waits or runs.
         """
         # solution: begin
-        for queue in (self.waiting, self.running):
-            for sequence in queue:
-                if sequence.request.request_id == request_id:
-                    queue.remove(sequence)
-                    self.allocator.free(sequence.block_table)
-                    sequence.finish_reason = FinishReason.ABORT
-                    return Output(request_id, finish_reason=FinishReason.ABORT)
-        return None
+        sequence = self.live.get(request_id)
+        if sequence is None:
+            return None
+        self._end(sequence, FinishReason.ABORT)
+        return Output(request_id, finish_reason=FinishReason.ABORT)
         # solution: end
 
     def order(self) -> list[Sequence]:
-        """The running sequences in the order in which they are given tokens to feed."""
+        """The running sequences in the order in which `schedule` lets them feed.
+
+        Stage 12 replaces this and `share`. Those that may need a block come in the order of
+        arrival.
+        """
         return list(self.running)
 
     def share(self, sequence: Sequence, step: Step) -> int:
         """How many tokens a sequence feeds in a step that is made up so far: all it has not fed.
 
-        Stage 12 replaces this and `order`. For 0 the sequence is left out of the step, and one that
-        waits is not admitted.
+        `schedule` asks it for every sequence, and for one that waits before and after its
+        admission: blocks that are found in the cache need not be fed. For 0 the sequence is left
+        out of the step, and one that waits is not admitted.
         """
         return len(sequence.tokens) - sequence.num_computed
 
@@ -133,25 +140,27 @@ class Scheduler:
 
         Nobody is admitted in a step that preempts. A sequence that is in the step is not preempted
         in it. The step is empty only if there is no work.
+
+        Returns:
+            The sequences that feed, in `order`, then those that were admitted, the oldest first.
         """
         # solution: begin
         step = Step()
         preempted = False
         for sequence in self.order():
-            if not sequence.block_table:
-                continue  # preempted a moment ago, for an older one
-            count = self.share(sequence, step)
-            while count:
+            # One that was preempted a moment ago, for an older one or by itself, has no blocks.
+            while sequence.block_table and (count := self.share(sequence, step)):
                 try:
-                    step.copies.extend(
-                        self.allocator.append(sequence.block_table, sequence.num_computed, count)
+                    copies = self.allocator.append(
+                        sequence.block_table, sequence.num_computed, count
                     )
-                    self._feed(step, sequence, count)
-                    break
                 except OutOfBlocks:
+                    self._preempt_newest()
                     preempted = True
-                    if self._preempt_newest() is sequence:
-                        break
+                else:
+                    step.add(sequence, count)
+                    step.copies.extend(copies)
+                    break
         if not preempted:
             self._admit(step)
         return step
@@ -159,6 +168,8 @@ class Scheduler:
 
     def update(self, step: Step, token_ids: SequenceABC[int]) -> list[Output]:
         """Take note of what a pass has computed: keys and values, and a token for each sequence.
+
+        From now on others find the full blocks that it has written.
 
         Args:
             step: the one that `schedule` returned last.
@@ -170,7 +181,8 @@ class Scheduler:
             The blocks of what has ended are free.
 
         Raises:
-            ValueError: not one token for each sequence of the step (`token_ids`).
+            ValueError: not one token for each sequence of the step (`token_ids`). Nothing has
+                changed then.
         """
         if len(token_ids) != len(step.sequences):
             raise ValueError(
@@ -182,29 +194,20 @@ class Scheduler:
             sequence.num_computed += count
             self.allocator.publish(sequence)
             sequence.tokens.append(token)
-            sequence.finish_reason = self._finished(sequence)
-            if sequence.finished:
-                self.running.remove(sequence)
-                self.allocator.free(sequence.block_table)
-            outputs.append(
-                Output(sequence.request.request_id, (token,), "", sequence.finish_reason)
-            )
+            reason = self._reason_to_end(sequence)
+            if reason is not None:
+                self._end(sequence, reason)
+            outputs.append(Output(sequence.request.request_id, (token,), finish_reason=reason))
         return outputs
         # solution: end
 
     # solution: begin
-    def _feed(self, step: Step, sequence: Sequence, count: int) -> None:
-        """Put a sequence into the step."""
-        step.sequences.append(sequence)
-        step.counts.append(count)
-
-    def _preempt_newest(self) -> Sequence:
-        """Take all blocks from the sequence that was admitted last."""
+    def _preempt_newest(self) -> None:
+        """Take all blocks from the sequence that came last, and let it wait in front."""
         sequence = self.running.pop()
         self.allocator.free(sequence.block_table)
         sequence.num_computed = sequence.num_cached = 0
         self.waiting.appendleft(sequence)
-        return sequence
 
     def _admit(self, step: Step) -> None:
         """Let those that wait run, in order, until one does not fit."""
@@ -217,9 +220,9 @@ class Scheduler:
             except OutOfBlocks:
                 return
             self.running.append(self.waiting.popleft())
-            self._feed(step, sequence, self.share(sequence, step))
+            step.add(sequence, self.share(sequence, step))
 
-    def _finished(self, sequence: Sequence) -> FinishReason | None:
+    def _reason_to_end(self, sequence: Sequence) -> FinishReason | None:
         """Why the newest token is the last one, if it is."""
         request = sequence.request
         if sequence.tokens[-1] in request.eos_ids and not request.params.ignore_eos:
@@ -228,5 +231,13 @@ class Scheduler:
         if len(sequence.output_ids) == request.params.max_new_tokens or full:
             return FinishReason.LENGTH
         return None
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Let go of a sequence, and of its blocks."""
+        sequence.finish_reason = reason
+        del self.live[sequence.request.request_id]
+        queue = self.running if sequence.block_table else self.waiting
+        queue.remove(sequence)
+        self.allocator.free(sequence.block_table)
 
     # solution: end

@@ -61,7 +61,7 @@ class ChunkedScheduler(Scheduler):
         tokens = []
         for sequence, count, token in zip(step.sequences, step.counts, token_ids, strict=True):
             if sequence.num_computed + count == len(sequence.tokens):
-                self._feed(ended, sequence, count)
+                ended.add(sequence, count)
                 tokens.append(token)
             else:
                 sequence.num_computed += count

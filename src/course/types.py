@@ -156,6 +156,11 @@ class Step:
     counts: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
 
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Let a sequence feed its next `count` tokens, at least 1."""
+        self.sequences.append(sequence)
+        self.counts.append(count)
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the pass computes."""

@@ -57,6 +57,9 @@ class Code(StrEnum):
     WRONG_VALUE = "WRONG_VALUE"
     MADE_UP = "MADE_UP"
     WRONG_LOAD = "WRONG_LOAD"
+    STARVED = "STARVED"
+    OUT_OF_TURN = "OUT_OF_TURN"
+    LEAKED_BLOCKS = "LEAKED_BLOCKS"
     NO_ERROR_RAISED = "NO_ERROR_RAISED"
     WRONG_ERROR = "WRONG_ERROR"
     MUTATED_INPUT = "MUTATED_INPUT"
@@ -210,6 +213,39 @@ PAGES: dict[Code, Page] = {
         ),
         "Write down on paper when each request is due, for 2 in flight and 4 requests.",
         usual=False,
+    ),
+    Code.STARVED: _P(
+        Kind.CONTRACT,
+        "A request that could be served gets no further: its turn never comes, or its work is "
+        "undone again and again.",
+        (
+            "Nobody is admitted, though there is room or nothing runs.",
+            "The oldest request is preempted for a newer one.",
+            "A request that can never fit waits in front of all others.",
+        ),
+        "Ask of every step: does the oldest request that is not finished get a token?",
+        usual=False,
+    ),
+    Code.OUT_OF_TURN: _P(
+        Kind.CONTRACT,
+        "Somebody is served before one who came earlier.",
+        (
+            "One that does not fit is passed over for one that does.",
+            "A preempted request waits at the end of the queue.",
+            "The oldest is preempted, and not the newest.",
+        ),
+        "Write down who came when, and who runs and waits after each step: it is one list, cut in "
+        "two.",
+        usual=False,
+    ),
+    Code.LEAKED_BLOCKS: _P(
+        Kind.CONTRACT,
+        "Blocks are held by nobody, or somebody who does not run still holds some.",
+        (
+            "What has ended, or was preempted, did not give its blocks back.",
+            "A table was emptied, and not freed.",
+        ),
+        "`allocator.check` with the tables of all that run names the block, after every step.",
     ),
     Code.NO_ERROR_RAISED: _P(
         Kind.CONTRACT,

@@ -1,0 +1,326 @@
+"""Stage 11, the half that runs beside the solution."""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from models import nano_in_float64
+from poison import poison
+
+from course.engine import Engine, Runner
+from course.parts import PagedAttention, PrefixCachingAllocator, step_batch
+from course.types import FinishReason, Output, Request, SamplingParams, Step
+
+__all__ = ["call", "kept_bytes", "look", "new", "queued", "serve"]
+
+
+@dataclass
+class Config:
+    """A model, as far as a scheduler sees it."""
+
+    vocab_size: int
+    max_context: int
+
+
+@dataclass
+class Desk:
+    """A scheduler, its pool, and what its caller keeps."""
+
+    scheduler: Any
+    allocator: Any
+    step: Any = None  # the last one
+    strangers: list[list[int]] | None = None  # tables of others, who hold some of its blocks
+
+
+DESKS: dict[str, Desk] = {}  # by the name that the judge gives them
+
+
+class Forgetful(PrefixCachingAllocator):
+    """A pool in which nobody finds anything: what is preempted is computed anew, all of it."""
+
+    def cached_blocks(self, sequence: Any) -> list[int]:
+        """None."""
+        return []
+
+
+def extended(kind: Any, budget: int | None, newest_first: bool) -> Any:
+    """A subclass as later stages write them: it has an order of its own, or no more than `budget`
+    tokens for a step. Who was given less than all its tokens says nothing yet.
+    """
+
+    class Extended(kind):
+        def order(self) -> list[Any]:
+            return super().order()[::-1] if newest_first else super().order()
+
+        def share(self, sequence: Any, step: Any) -> int:
+            all_of_it = super().share(sequence, step)
+            return all_of_it if budget is None else min(all_of_it, budget - step.num_tokens)
+
+        def update(self, step: Any, token_ids: Any) -> list[Output]:
+            ended, tokens = Step(), []
+            for sequence, count, token in zip(step.sequences, step.counts, token_ids, strict=True):
+                if sequence.num_computed + count == len(sequence.tokens):
+                    ended.add(sequence, count)
+                    tokens.append(token)
+                else:
+                    sequence.num_computed += count
+                    self.allocator.publish(sequence)
+            return super().update(ended, tokens)
+
+    return Extended
+
+
+def new(
+    env: Any, desk: str, num_blocks: int, block_size: int, max_running: Any, watermark: Any,
+    vocab_size: int, max_context: int, budget: int | None = None, newest_first: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Make a scheduler with a pool of its own; `budget` and `newest_first` make it a subclass's."""
+    kind = env.solution.Scheduler
+    if budget is not None or newest_first:
+        kind = extended(kind, budget, newest_first)
+    allocator = PrefixCachingAllocator(num_blocks, block_size)
+    scheduler = kind(
+        allocator, Config(vocab_size, max_context), max_running=max_running, watermark=watermark
+    )
+    DESKS[desk] = Desk(scheduler, allocator, strangers=[])
+    return look(env, desk)
+
+
+def call(env: Any, desk: str, op: str, args: list[Any]) -> dict[str, Any]:
+    """Call a method, and look."""
+    kept = DESKS[desk]
+    scheduler = kept.scheduler
+    if op == "add":
+        request = request_of(args[0])
+        result = plain(scheduler.add(request))
+    elif op == "abort":
+        result = plain(scheduler.abort(*args))
+    elif op == "schedule":
+        kept.step = scheduler.schedule()
+        result = plain_step(kept.step)
+    elif op == "update":
+        result = plain(scheduler.update(kept.step, *args))
+    elif op == "fork":  # somebody else holds the blocks of one that runs, from now on
+        table = next(s for s in scheduler.running if s.request.request_id == args[0]).block_table
+        kept.strangers.append(kept.allocator.fork(table))
+        result = list(table)
+    else:
+        raise ValueError(op)
+    return {"result": result, "args": args, **look(env, desk)}
+
+
+def look(env: Any, desk: str) -> dict[str, Any]:
+    """All that the judge may see."""
+    kept = DESKS[desk]
+    allocator = kept.allocator
+    return {
+        "waiting": [plain_sequence(s) for s in kept.scheduler.waiting],
+        "running": [plain_sequence(s) for s in kept.scheduler.running],
+        "has_work": kept.scheduler.has_work,
+        "num_free": allocator.num_free,
+        "ref_counts": [allocator.ref_count(block) for block in range(allocator.num_blocks)],
+    }
+
+
+def plain_sequence(sequence: Any) -> dict[str, Any]:
+    """A sequence as plain values."""
+    return {
+        "id": sequence.request.request_id,
+        "tokens": list(sequence.tokens),
+        "num_computed": sequence.num_computed,
+        "num_cached": sequence.num_cached,
+        "table": list(sequence.block_table),
+        "ended": sequence.finish_reason is not None,
+    }
+
+
+def plain_step(step: Any) -> Any:
+    """A step as plain values; anything else as it is, for the judge to name."""
+    if not isinstance(step, Step):
+        return step
+    return {
+        "sequences": [plain_sequence(sequence) for sequence in step.sequences],
+        "counts": list(step.counts),
+        "copies": list(step.copies),
+    }
+
+
+def request_of(given: dict[str, Any]) -> Request:
+    """A request from the plain values that the judge sends."""
+    params = SamplingParams(
+        max_new_tokens=given["new"],
+        temperature=given.get("temperature", 0.0),
+        ignore_eos=given.get("ignore_eos", False),
+        seed=given.get("seed"),
+    )
+    return Request(
+        given["id"], tuple(given["prompt"]), params, tuple(given.get("eos", ())),
+        model=given.get("model", ""), cache_salt=given.get("salt", ""),
+    )  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """Outputs as plain values; anything else as it is, for the judge to name."""
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if not isinstance(value, Output):
+        return value
+    reason = FinishReason.STOP if value.finish_reason is None else value.finish_reason
+    return {
+        "id": value.request_id,
+        "tokens": list(value.token_ids),
+        "finish": None if value.finish_reason is None else str(value.finish_reason),
+        "why": value.reason,
+        "types": [type(v).__name__ for v in (value.token_ids, value.text, reason, value.reason)],
+    }
+
+
+# -- on nano --------------------------------------------------------------------------------------
+
+
+def model_of(env: Any, name: str) -> Any:
+    """nano in float64, so that rounding decides no token; others as they are."""
+    return nano_in_float64(env) if name == "nano" else env.model(name)
+
+
+def runner_of(env: Any, decoder: Any, num_blocks: int, block_size: int) -> Runner:
+    """What computes steps, over a pool whose memory is NaN until it is written."""
+    attention = PagedAttention(
+        decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=env.device
+    )
+    poison(attention)
+    return Runner(decoder, attention, step_batch)
+
+
+def say_seven(step: Step) -> list[int]:
+    """A model that is always of the same mind: where only steps are counted, it will do."""
+    return [7] * len(step.sequences)
+
+
+def serve(
+    env: Any, model: str, arrivals: list[Any], num_blocks: int, block_size: int,
+    settings: dict[str, Any], cache: bool = True, context: int = 0,
+) -> Iterator[Any]:  # fmt: skip
+    """Requests through one engine, until there is no work; what came of each step.
+
+    arrivals: [step, request], in order; a request is added before that step. A step is made even
+    where there is no work.
+
+    Args:
+        model: "none" for a run in which only steps are counted, with a `context` that is given.
+
+    Yields:
+        What `add` and the step returned, who runs afterwards, what the step has fed, and how many
+        blocks are free.
+    """
+    decoder = None if model == "none" else model_of(env, model)
+    config = Config(256, context) if decoder is None else decoder.config
+    allocator = (PrefixCachingAllocator if cache else Forgetful)(num_blocks, block_size)
+    scheduler = env.solution.Scheduler(allocator, config, **settings)
+    runner = say_seven if decoder is None else runner_of(env, decoder, num_blocks, block_size)
+    counted = Counted(runner)
+    engine = Engine(scheduler, counted)
+    pending, step = list(arrivals), 0
+    while pending or engine.has_work:
+        added = []
+        while pending and pending[0][0] <= step:
+            added.append(plain(engine.add(request_of(pending.pop(0)[1]))))
+        outputs = plain(engine.step())
+        running = [s.request.request_id for s in engine.scheduler.running]
+        yield {
+            "added": added, "outputs": outputs, "running": running,
+            "computed": counted.take(), "fed": counted.fed, "free": allocator.num_free,
+        }  # fmt: skip
+        step += 1
+    allocator.check([])
+    return memory_of(env)
+
+
+class Counted:
+    """A runner that counts the tokens it has computed, and for whom."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.count = 0
+        self.fed: list[str] = []
+
+    def __call__(self, step: Any) -> list[int]:
+        tokens: list[int] = self.runner(step)
+        self.count = step.num_tokens
+        self.fed = [sequence.request.request_id for sequence in step.sequences]
+        return tokens
+
+    def take(self) -> int:
+        """Tokens of the last pass; 0 if there has been none since."""
+        count, self.count = self.count, 0
+        if count == 0:
+            self.fed = []
+        return count
+
+
+def memory_of(env: Any) -> int:
+    """Bytes of a GPU that this process holds; 0 without one."""
+    return int(torch.cuda.memory_allocated(env.device)) if env.device == "cuda" else 0
+
+
+# -- how long it takes, and what stays ------------------------------------------------------------
+
+
+def endless(env: Any, waiting: int) -> tuple[Any, Any]:
+    """A scheduler with room for eight, and many that wait. Every request is like every other."""
+    allocator = PrefixCachingAllocator(64, 4)
+    scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=8, watermark=2)
+    names = iter(range(10**9))
+
+    def add() -> None:
+        params = SamplingParams(max_new_tokens=2)
+        scheduler.add(Request(f"r{next(names)}", (1, 2, 3, 4, 5), params))
+
+    for _ in range(waiting + 8):
+        add()
+    return scheduler, add
+
+
+def queued(env: Any, size: int, block_size: int, batch: int) -> Iterator[int]:
+    """Batches of steps with `size` requests that wait: for each that ends, another comes."""
+    scheduler, add = endless(env, size)
+    while True:
+        for _ in range(batch):
+            step = scheduler.schedule()
+            for output in scheduler.update(step, [7] * len(step.sequences)):
+                if output.finish_reason is not None:
+                    add()
+        yield len(scheduler.waiting) + len(scheduler.running)
+
+
+def kept_bytes(env: Any, rounds: int) -> int:
+    """Bytes of Python objects by which a scheduler grows while requests come and go.
+
+    Some are refused, some ask for nothing, some are aborted. The first hundred are left out.
+    """
+    allocator = PrefixCachingAllocator(6, 4)
+    scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=3)
+
+    def play(first: int, last: int) -> None:
+        for i in range(first, last):
+            prompt = tuple((i + k) % 256 for k in range(5))
+            for name, new in zip("abcde", (6, 9, 0, 40, 3), strict=True):
+                scheduler.add(Request(f"{name}{i}", prompt, SamplingParams(max_new_tokens=new)))
+            scheduler.abort(f"e{i}")
+            while scheduler.has_work:
+                step = scheduler.schedule()
+                scheduler.update(step, [7] * len(step.sequences))
+
+    tracemalloc.start()
+    try:
+        play(0, 100)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        play(100, 100 + rounds)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
