@@ -67,19 +67,18 @@ class Desk:
     Args:
         what: names it in failures.
         budget: tokens of a step, if the scheduler is one of a subclass that has a budget.
-        newest_first: the scheduler is one of a subclass whose `order` begins with the newest.
         roomy: the pool has room for all, however they are admitted: then as many as may run do.
     """
 
     def __init__(
         self, gate: GateRun, num_blocks: int, block_size: int, what: str, *, max_running: Any = 8,
         watermark: Any = 0, budget: int | None = None, context: int = CONTEXT, roomy: bool = False,
-        newest_first: bool = False, name: str = "desk",
+        name: str = "desk",
     ) -> None:  # fmt: skip
         self.gate, self.name = gate, name
         self.num_blocks, self.block_size = num_blocks, block_size
         self.max_running, self.watermark, self.budget = max_running, watermark, budget
-        self.context, self.roomy, self.newest_first = context, roomy, newest_first
+        self.context, self.roomy = context, roomy
         self.what = f"{what} ({num_blocks} blocks of {block_size})"
         self.secret = gate.rng.getrandbits(60)
         self.live: dict[str, Asked] = {}  # in the order of arrival
@@ -93,7 +92,7 @@ class Desk:
             lambda: gate.candidate.call(
                 "new", desk=name, num_blocks=num_blocks, block_size=block_size,
                 max_running=max_running, watermark=watermark, vocab_size=VOCAB,
-                max_context=context, budget=budget, newest_first=newest_first,
+                max_context=context, budget=budget,
             ),
             f"Scheduler(..., {settings})",
         )  # fmt: skip
@@ -262,9 +261,6 @@ class Desk:
         )
         return step
 
-    def _feeding_order(self, running: list[Json]) -> list[Json]:
-        return running[::-1] if self.newest_first else running
-
     def _expected(self, before: Json) -> tuple[list[str], dict[str, int]]:
         """Who must be preempted, the newest first, and what those that stay feed."""
         held = Counter(b for s in before["running"] for b in s["table"])
@@ -274,7 +270,7 @@ class Desk:
         victims: list[str] = []
         feed: dict[str, int] = {}
         left = self.budget
-        for sequence in self._feeding_order(before["running"]):
+        for sequence in before["running"]:
             name, table = sequence["id"], sequence["table"]
             computed = sequence["num_computed"]
             count = len(sequence["tokens"]) - computed

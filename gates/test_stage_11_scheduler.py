@@ -434,16 +434,6 @@ class TestSharing:
         desk.step()
         desk.finish()
 
-    def test_a_subclass_has_an_order(self, gate: GateRun) -> None:
-        """the step has its sequences in the order that order gives"""
-        desk = Desk(
-            gate, 30, 4, "an order of its own", max_running=3, context=40, roomy=True,
-            newest_first=True,
-        )  # fmt: skip
-        for length in (3, 6, 2):
-            desk.add(desk.request(length, 4))
-        desk.finish()
-
     def test_a_subclass_has_a_budget(self, gate: GateRun) -> None:
         """share decides how much is fed in a step that is made up so far, and who is admitted"""
         desk = Desk(gate, 30, 4, "a budget of 6 tokens a step", max_running=4, budget=6)

@@ -65,10 +65,6 @@ class Scheduler:
         self._end(self.live[request_id], FinishReason.ABORT)
         return Output(request_id, finish_reason=FinishReason.ABORT)
 
-    def order(self):
-        """Oldest first."""
-        return list(self.running)
-
     def share(self, sequence, step):
         """All that has not been fed."""
         return len(sequence.tokens) - sequence.num_computed
@@ -76,7 +72,7 @@ class Scheduler:
     def schedule(self):
         """Everybody feeds; then as many are admitted as there are slots."""
         step, allocator = Step(), self.allocator
-        for sequence in self.order():
+        for sequence in list(self.running):
             count = self.share(sequence, step)
             if count:
                 table, computed = sequence.block_table, sequence.num_computed

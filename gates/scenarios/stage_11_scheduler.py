@@ -46,18 +46,15 @@ class Forgetful(PrefixCachingAllocator):
         return []
 
 
-def extended(kind: Any, budget: int | None, newest_first: bool) -> Any:
-    """A subclass as later stages write them: it has an order of its own, or no more than `budget`
-    tokens for a step. Who was given less than all its tokens says nothing yet.
+def extended(kind: Any, budget: int) -> Any:
+    """A subclass as later stages write them: a step has no more than `budget` tokens.
+
+    Who was given less than all its tokens says nothing yet.
     """
 
     class Extended(kind):
-        def order(self) -> list[Any]:
-            return super().order()[::-1] if newest_first else super().order()
-
         def share(self, sequence: Any, step: Any) -> int:
-            all_of_it = super().share(sequence, step)
-            return all_of_it if budget is None else min(all_of_it, budget - step.num_tokens)
+            return min(super().share(sequence, step), budget - step.num_tokens)
 
         def update(self, step: Any, token_ids: Any) -> list[Output]:
             ended, tokens = Step(), []
@@ -75,12 +72,12 @@ def extended(kind: Any, budget: int | None, newest_first: bool) -> Any:
 
 def new(
     env: Any, desk: str, num_blocks: int, block_size: int, max_running: Any, watermark: Any,
-    vocab_size: int, max_context: int, budget: int | None = None, newest_first: bool = False,
+    vocab_size: int, max_context: int, budget: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make a scheduler with a pool of its own; `budget` and `newest_first` make it a subclass's."""
+    """Make a scheduler with a pool of its own; with a `budget` it is one of a subclass."""
     kind = env.solution.Scheduler
-    if budget is not None or newest_first:
-        kind = extended(kind, budget, newest_first)
+    if budget is not None:
+        kind = extended(kind, budget)
     allocator = PrefixCachingAllocator(num_blocks, block_size)
     scheduler = kind(
         allocator, Config(vocab_size, max_context), max_running=max_running, watermark=watermark

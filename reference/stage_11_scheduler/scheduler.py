@@ -118,20 +118,12 @@ class Scheduler:
         return Output(request_id, finish_reason=FinishReason.ABORT)
         # solution: end
 
-    def order(self) -> list[Sequence]:
-        """The running sequences in the order in which `schedule` lets them feed.
-
-        Stage 12 replaces this and `share`. Those that may need a block come in the order of
-        arrival.
-        """
-        return list(self.running)
-
     def share(self, sequence: Sequence, step: Step) -> int:
         """How many tokens a sequence feeds in a step that is made up so far: all it has not fed.
 
         `schedule` asks it for every sequence, and for one that waits before and after its
         admission: blocks that are found in the cache need not be fed. For 0 the sequence is left
-        out of the step, and one that waits is not admitted.
+        out of the step, and one that waits is not admitted. Stage 12 replaces it.
         """
         return len(sequence.tokens) - sequence.num_computed
 
@@ -142,12 +134,12 @@ class Scheduler:
         in it. The step is empty only if there is no work.
 
         Returns:
-            The sequences that feed, in `order`, then those that were admitted, the oldest first.
+            The sequences that feed, in the order of arrival: those admitted now come last.
         """
         # solution: begin
         step = Step()
         preempted = False
-        for sequence in self.order():
+        for sequence in list(self.running):
             # One that was preempted a moment ago, for an older one or by itself, has no blocks.
             while sequence.block_table and (count := self.share(sequence, step)):
                 try:

@@ -100,20 +100,12 @@ class Scheduler:
         """
         raise NotImplementedError("your code goes here")
 
-    def order(self) -> list[Sequence]:
-        """The running sequences in the order in which `schedule` lets them feed.
-
-        Stage 12 replaces this and `share`. Those that may need a block come in the order of
-        arrival.
-        """
-        return list(self.running)
-
     def share(self, sequence: Sequence, step: Step) -> int:
         """How many tokens a sequence feeds in a step that is made up so far: all it has not fed.
 
         `schedule` asks it for every sequence, and for one that waits before and after its
         admission: blocks that are found in the cache need not be fed. For 0 the sequence is left
-        out of the step, and one that waits is not admitted.
+        out of the step, and one that waits is not admitted. Stage 12 replaces it.
         """
         return len(sequence.tokens) - sequence.num_computed
 
@@ -124,7 +116,7 @@ class Scheduler:
         in it. The step is empty only if there is no work.
 
         Returns:
-            The sequences that feed, in `order`, then those that were admitted, the oldest first.
+            The sequences that feed, in the order of arrival: those admitted now come last.
         """
         raise NotImplementedError("your code goes here")
 
