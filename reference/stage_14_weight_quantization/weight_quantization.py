@@ -48,7 +48,7 @@ def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # solution: begin
     weight = weight.float().contiguous()  # or the layout of a transposed one would be kept
     scales = (weight.abs().amax(dim=1) / 127).clamp(min=SMALLEST).to(KEPT)
-    values = (weight / scales.float()[:, None]).round()
+    values = (weight / scales.float()[:, None]).round_()
     return values.to(torch.int8), scales
     # solution: end
 
@@ -85,9 +85,9 @@ def quantize_int4(
     low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
     scales = ((high - low) / 15).clamp(min=SMALLEST).to(KEPT)
     zeros = (low + 8 * scales.float()).to(KEPT)  # level 8 lies in the middle: a small number
-    levels = (groups - zeros.float()[..., None]) / scales.float()[..., None]
-    values = (levels.round() + 8).clamp(0, 15).flatten(1)[:, :columns]
-    return values.to(torch.uint8), scales, zeros
+    levels = (groups - zeros.float()[..., None]).div_(scales.float()[..., None]).round_()
+    values = levels.add_(8).clamp_(0, 15).to(torch.uint8).flatten(1)[:, :columns]
+    return values.contiguous(), scales, zeros
     # solution: end
 
 
