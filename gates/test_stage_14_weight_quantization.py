@@ -153,8 +153,16 @@ def check_parts(
             if bits == 8 else "4 bits hold 16 levels.",
         )  # fmt: skip
     stands_for, scales = levels(parts, group_size, depth)
+    if not bool((scales > 0).all()):
+        at = int((scales <= 0).flatten().int().argmax())
+        raise GateFailure(
+            Code.WRONG_VALUE, f"{what}: a scale is not above 0", "at least 2^-126",
+            f"{float(scales.flatten()[at]):.3g}", where=f"row {at // depth}, column {at % depth}",
+            likely="A row or a group of nothing but zeros: weights were divided by 0, and what "
+            "an integer makes of NaN is up to the processor.",
+        )  # fmt: skip
     worst = ((scales - TINY) / span.clamp(min=1e-300)).max()
-    if bool((scales < 0).any()) or float(worst) > 1 + 2.0**-6:
+    if float(worst) > 1 + 2.0**-6:
         at = int(((scales - TINY) / span.clamp(min=1e-300)).flatten().argmax())
         raise GateFailure(
             Code.WRONG_VALUE, f"{what}: a scale is larger than its {unit_of(bits)} needs",
@@ -414,10 +422,11 @@ class TestLinear:
         """a weight that lies on its levels loses nothing"""
         columns, depth, rows, bits, group_size = case
         weight, _ = exact_weight(gate, columns, depth, bits, group_size)
-        x = normal(gate, rows, depth, dtype=torch.bfloat16).float()
+        inputs = [normal(gate, rows, depth, dtype=torch.bfloat16).float() for _ in range(3)]
         what = f"{KINDS[bits]} layer of [{columns}, {depth}], {rows} rows"
-        (got,) = layer(gate, weight, [x], what, bits=bits, group_size=group_size)
-        check_product(got, x, weight, what)
+        outputs = layer(gate, weight, inputs, what, bits=bits, group_size=group_size)
+        for x, got in zip(inputs, outputs, strict=True):
+            check_product(got, x, weight, what)
 
     @BITS
     def test_rounding_costs_what_the_chapter_derives(self, gate: GateRun, bits: int) -> None:
@@ -426,7 +435,9 @@ class TestLinear:
         (got,) = layer(gate, weight, [x], f"{KINDS[bits]} layer of normal weights", bits=bits)
         wanted, _ = product(x, weight)
         got = expect.is_tensor(got, f"{KINDS[bits]} layer", wanted.shape)
-        error = float((got.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+        error = float(
+            (got.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
+        )
         if error > ROUNDING[bits]:
             raise GateFailure(
                 Code.WRONG_VALUE, f"{KINDS[bits]} layer of normal weights: the error is too large",
@@ -628,7 +639,7 @@ class TestModel:
         most = {8: 0.06, 4: 0.5}[bits]
         if not error <= most:
             raise GateFailure(
-                Code.WRONG_LOGITS, f"{what}: logits are off", f"by at most {most:g} of their spread",
+                Code.WRONG_LOGITS, f"{what}: logits are off", f"by {most:g} of their spread",
                 f"{error:.3g}",
             )  # fmt: skip
         predicted, _ = model_bytes(config, bits, 32)
@@ -694,10 +705,102 @@ class TestKernel:
         for bits in (8, 4):
             _, parts = exact_weight(gate, 16, 64, bits, 32)
 
-            def attempt(weight: Tensors = packed(parts, 32)) -> None:
+            given = packed(parts, 32)
+
+            def attempt(weight: Tensors = given) -> None:
                 interpreted(gate).call("matmul", x=torch.ones(2, 96), weight=weight, group_size=32)
 
             expect.rejects(attempt, "x", "rows of another width")
+
+
+# Widths just past a tile, so that what is read past a row shows.
+COUNTED = [(1, 48, 272, 8, 32), (5, 32, 528, 8, 32), (1, 48, 288, 4, 32), (4, 32, 576, 4, 64)]
+
+
+@pytest.mark.number
+def test_kernel_bytes(gate: GateRun) -> None:
+    """bytes of the weight that the kernel loads, over those that it has"""
+    worst = 0.0
+    for rows, columns, depth, bits, group_size in COUNTED:
+        weight, parts = exact_weight(gate, columns, depth, bits, group_size)
+        x = normal(gate, rows, depth)
+        given = packed(parts, group_size)
+        what = f"{KINDS[bits]} kernel, {rows} rows, [{columns}, {depth}]"
+        found = expect.result_of(
+            lambda x=x, w=given, g=group_size: interpreted(gate).call(
+                "loaded", x=x, weight=w, group_size=g
+            ),
+            what,
+        )
+        check_product(found["out"], x, weight, what, tolerance=1e-4)
+        size = given[0].numel()
+        if found["values"] < size or found["steps"] == 0:
+            raise GateFailure(
+                Code.WRONG_COUNT, f"{what}: the kernel itself must read weight and scales",
+                f"{size:,} bytes of values", f"{found['values']:,}, and {found['steps']:,} more",
+            )  # fmt: skip
+        worst = max(worst, found["values"] / size)
+    gate.exact(
+        "kernel_bytes", round(worst, 3), at_most=gate.bar("kernel_bytes"), unit="x",
+        code=Code.TOO_MUCH_TRAFFIC,
+        text=f"{worst:.3f} times the values of a weight are loaded, for up to 5 rows",
+        message="the weight is loaded more than once",
+        likely="One program for each row reads all of it. Rows share what is loaded.",
+    )  # fmt: skip
+
+
+BUILDS = [
+    {"rows": 1, "columns": 4096, "depth": 4096, "bits": 8, "group": 32},
+    {"rows": 8, "columns": 4096, "depth": 14336, "bits": 4, "group": 32},
+    {"rows": 512, "columns": 4096, "depth": 4096, "bits": 4, "group": 64},
+]
+CAPABILITIES = [80, 90]
+
+
+@pytest.mark.number
+def test_builds(gate: GateRun) -> None:
+    """registers, spills and load widths of the kernel, built for sm_80 and sm_90"""
+
+    def run() -> list[Any]:
+        scenario = gate.candidate_in("cpu", TRITON_INTERPRET="0").start(
+            "builds", shapes=BUILDS, capabilities=CAPABILITIES
+        )
+        found = []
+        for step in scenario:
+            gate.tell(f"builds: {len(found) + 1} of {len(BUILDS) * len(CAPABILITIES)}")
+            found.append(step.value)
+        return found
+
+    spills, registers, shared, wide = 0, 0, 0, 1.0
+    for launches in expect.result_of(run, "building the kernel for GPUs"):
+        if not any(launch["reads_weight"] for launch in launches):
+            raise GateFailure(
+                Code.WRONG_COUNT, "the kernel itself must read the weight",
+                "a launch that is handed the values", f"{len(launches)} launches, none of them",
+            )  # fmt: skip
+        for launch in launches:
+            code = read_build(launch["cubin"])
+            spills, registers = max(spills, code.spills), max(registers, code.registers)
+            shared = max(shared, launch["shared"])
+            if launch["reads_weight"]:
+                wide = min(wide, code.wide_share)
+    where = " and ".join(f"sm_{capability}" for capability in CAPABILITIES)
+    gate.exact(
+        "wide_loads", round(100 * wide, 1), at_least=gate.bar("wide_loads"), unit="%",
+        code=Code.NARROW_LOADS,
+        text=f"{100 * wide:.0f}% of the bytes are loaded 128 bits at a time, at the least",
+        message="the weight is loaded in narrow pieces",
+    )  # fmt: skip
+    gate.exact(
+        "spills", spills, at_most=gate.bar("spills"), code=Code.SPILLED_REGISTERS,
+        text=f"{spills} instructions of a kernel spill registers, in the worst of {len(BUILDS)} "
+        f"builds each for {where}",
+        message="a kernel needs more registers than a thread has",
+    )  # fmt: skip
+    gate.report(
+        "registers", registers,
+        f"at most {registers} of a thread's 255, and {shared:,} bytes of shared memory",
+    )  # fmt: skip
 
 
 @dataclass
@@ -946,93 +1049,3 @@ def test_time(gate: GateRun, bills: Bills, bits: int) -> None:
         ]  # fmt: skip
 
     gate.ratio(f"{KINDS[bits]}_time", race.baseline, race.candidate, text=words, notes=notes)
-
-
-# Widths just past a tile, so that what is read past a row shows.
-COUNTED = [(1, 48, 272, 8, 32), (5, 32, 528, 8, 32), (1, 48, 288, 4, 32), (4, 32, 576, 4, 64)]
-
-
-@pytest.mark.number
-def test_kernel_bytes(gate: GateRun) -> None:
-    """bytes of the weight that the kernel loads, over those that it has"""
-    worst = 0.0
-    for rows, columns, depth, bits, group_size in COUNTED:
-        weight, parts = exact_weight(gate, columns, depth, bits, group_size)
-        x = normal(gate, rows, depth)
-        given = packed(parts, group_size)
-        what = f"{KINDS[bits]} kernel, {rows} rows, [{columns}, {depth}]"
-        found = expect.result_of(
-            lambda x=x, w=given, g=group_size: interpreted(gate).call(
-                "loaded", x=x, weight=w, group_size=g
-            ),
-            what,
-        )
-        check_product(found["out"], x, weight, what, tolerance=1e-4)
-        size = given[0].numel()
-        if found["values"] < size or found["steps"] == 0:
-            raise GateFailure(
-                Code.WRONG_COUNT, f"{what}: the kernel itself must read the weight and its scales",
-                f"{size:,} bytes of values", f"{found['values']:,}, and {found['steps']:,} of scales",
-            )  # fmt: skip
-        worst = max(worst, found["values"] / size)
-    gate.exact(
-        "kernel_bytes", round(worst, 3), at_most=gate.bar("kernel_bytes"), unit="x",
-        code=Code.TOO_MUCH_TRAFFIC,
-        text=f"{worst:.3f} times the values of a weight are loaded, for up to 5 rows",
-        message="the weight is loaded more than once",
-        likely="One program for each row reads all of the weight for it. Rows share what is loaded.",
-    )  # fmt: skip
-
-
-BUILDS = [
-    {"rows": 1, "columns": 4096, "depth": 4096, "bits": 8, "group": 32},
-    {"rows": 8, "columns": 4096, "depth": 14336, "bits": 4, "group": 32},
-    {"rows": 512, "columns": 4096, "depth": 4096, "bits": 4, "group": 64},
-]
-CAPABILITIES = [80, 90]
-
-
-@pytest.mark.number
-def test_builds(gate: GateRun) -> None:
-    """registers, spills and load widths of the kernel, built for sm_80 and sm_90"""
-
-    def run() -> list[Any]:
-        scenario = gate.candidate_in("cpu", TRITON_INTERPRET="0").start(
-            "builds", shapes=BUILDS, capabilities=CAPABILITIES
-        )
-        found = []
-        for step in scenario:
-            gate.tell(f"builds: {len(found) + 1} of {len(BUILDS) * len(CAPABILITIES)}")
-            found.append(step.value)
-        return found
-
-    spills, registers, shared, wide = 0, 0, 0, 1.0
-    for launches in expect.result_of(run, "building the kernel for GPUs"):
-        if not any(launch["reads_weight"] for launch in launches):
-            raise GateFailure(
-                Code.WRONG_COUNT, "the kernel itself must read the weight",
-                "a launch that is handed the values", f"{len(launches)} launches, none of them",
-            )  # fmt: skip
-        for launch in launches:
-            code = read_build(launch["cubin"])
-            spills, registers = max(spills, code.spills), max(registers, code.registers)
-            shared = max(shared, launch["shared"])
-            if launch["reads_weight"]:
-                wide = min(wide, code.wide_share)
-    where = " and ".join(f"sm_{capability}" for capability in CAPABILITIES)
-    gate.exact(
-        "wide_loads", round(100 * wide, 1), at_least=gate.bar("wide_loads"), unit="%",
-        code=Code.NARROW_LOADS,
-        text=f"{100 * wide:.0f}% of the bytes are loaded 128 bits at a time, at the least",
-        message="the weight is loaded in narrow pieces",
-    )  # fmt: skip
-    gate.exact(
-        "spills", spills, at_most=gate.bar("spills"), code=Code.SPILLED_REGISTERS,
-        text=f"{spills} instructions of a kernel spill registers, in the worst of {len(BUILDS)} "
-        f"builds each for {where}",
-        message="a kernel needs more registers than a thread has",
-    )  # fmt: skip
-    gate.report(
-        "registers", registers,
-        f"at most {registers} of a thread's 255, and {shared:,} bytes of shared memory",
-    )  # fmt: skip

@@ -37,8 +37,8 @@ def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Returns:
         values: int8 [N, K], contiguous, in -127 .. 127, each rounded to the nearest, ties to even.
-        scales: bfloat16 [N]. No weight is further than half a scale from value * scale. A row of
-            zeros gives zeros.
+        scales: bfloat16 [N], above 0. No weight is further than half a scale from value * scale.
+            A row of zeros gives zeros.
 
     Raises:
         ValueError: `weight` is not [N, K] with N, K >= 1, or not finite.
@@ -62,9 +62,9 @@ def quantize_int4(
 
     Returns:
         values: uint8 [N, K] in 0 .. 15, one in each byte.
-        scales, zeros: bfloat16 [N, G], for G = ceil(K / group_size) groups. No weight is further
-            than 0.55 scales from its level: half a step, and what rounding scale and zero costs.
-            A group of zeros gives zeros.
+        scales, zeros: bfloat16 [N, G], for G = ceil(K / group_size) groups; scales are above 0. No
+            weight is further than 0.55 scales from its level: half a step, and what rounding scale
+            and zero costs. A group of zeros gives zeros.
 
     Raises:
         ValueError: `weight` is not [N, K] with N, K >= 1, or not finite; or `group_size` is none of
@@ -133,9 +133,7 @@ def quant_matmul(
     Raises:
         ValueError: the shapes of `x` and `values` do not fit together.
     """
-    rows, depth = x.shape
-    columns, width = values.shape
-    groups = 1 if zeros is None else zeros.shape[1]
+    depth, width = x.shape[1], values.shape[1]
     if depth != width if zeros is None else not 0 <= 2 * width - depth < group_size:
         raise ValueError(f"x {tuple(x.shape)} and values {tuple(values.shape)} do not fit together")
     raise NotImplementedError("your code goes here")
@@ -183,7 +181,7 @@ class QuantLinear(nn.Module):
         Raises:
             ValueError: `x` is not K wide.
         """
-        columns, depth = self.features
+        depth = self.features[1]
         if x.dim() == 0 or x.shape[-1] != depth:
             raise ValueError(f"x must be [..., {depth}], got {list(x.shape)}")
         raise NotImplementedError("your code goes here")
