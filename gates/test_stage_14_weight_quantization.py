@@ -803,6 +803,102 @@ def test_builds(gate: GateRun) -> None:
     )  # fmt: skip
 
 
+class Race:
+    """Decode steps at batch 1, of the model as it is and of its quantized form, in turn.
+
+    Both are fed the same random tokens, and every timed step's logits are compared.
+    """
+
+    PAST, STEPS = 64, 110  # more than are ever timed
+    # Of the spread of the logits. Random weights of few, wide layers: what is seen is a third.
+    LIMIT = {8: 0.1, 4: 0.6}  # noqa: RUF012
+
+    def __init__(self, gate: GateRun, model: str, bits: int) -> None:
+        self.gate, self.model, self.bits = gate, model, bits
+        self.found: dict[str, list[torch.Tensor]] = {"baseline": [], "candidate": []}
+        self.runs = dict(self._open())
+
+    def baseline(self) -> float:
+        """One step of the model as it is, in seconds."""
+        return self._step("baseline")
+
+    def candidate(self) -> float:
+        """One step of the quantized model, in seconds."""
+        return self._step("candidate")
+
+    def _step(self, side: str) -> float:
+        what = f"a decode step on {self.model} in {self.bits} bits"
+        reply = expect.result_of(self.runs[side].step, what)
+        vocab = load_config(self.model, self.gate.device).vocab_size
+        self.found[side].append(expect.is_tensor(reply.value, what, [vocab]).float())
+        at = min(map(len, self.found.values())) - 1
+        if at >= 0:
+            one, other = (self.found[name][at] for name in ("baseline", "candidate"))
+            error = float((one - other).square().mean().sqrt() / one.std())
+            if not error <= self.LIMIT[self.bits]:
+                raise GateFailure(
+                    Code.WRONG_LOGITS, f"{what}: logits of a timed step are off",
+                    f"by at most {self.LIMIT[self.bits]:g} of their spread", f"{error:.3g}",
+                    where=f"step {at}",
+                )  # fmt: skip
+        return reply.seconds
+
+    def _open(self) -> Iterator[tuple[str, Run]]:
+        """Both sides, ready for their first step: quantizing is not part of it."""
+        config = load_config(self.model, self.gate.device)
+        shared = {
+            "model": self.model, "group_size": 32, "past": self.PAST,
+            "tokens": [self.gate.rng.randrange(config.vocab_size) for _ in range(self.STEPS)],
+            "seed": self.gate.rng.randrange(1 << 20),
+        }  # fmt: skip
+        for side, worker, bits in (
+            ("baseline", self.gate.baseline, None), ("candidate", self.gate.candidate, self.bits)
+        ):  # fmt: skip
+            self.gate.tell(f"quantizing {self.model} to {self.bits} bits")
+            run = worker.start("decode", bits=bits, **shared)
+            expect.result_of(run.step, f"{self.model} in {self.bits} bits")
+            yield side, run
+
+
+@pytest.fixture(scope="module")
+def bills(gate: GateRun) -> Bills:
+    """What steps of the timed model cost, measured in this run."""
+    return Bills(gate, timed_model(gate))
+
+
+def timed_model(gate: GateRun) -> str:
+    """What is timed: wide layers, whose weights no cache holds."""
+    return "bench" if gate.device == "cpu" else gate.model
+
+
+@pytest.mark.number
+@BITS
+def test_time(gate: GateRun, bills: Bills, bits: int) -> None:
+    """tokens per second at batch 1, over the layers that are not quantized"""
+    race = Race(gate, timed_model(gate), bits)
+    size = bills.dtype.itemsize
+
+    def words(ratio: PairedRatio) -> str:
+        return (
+            f"{ratio.median:.2f}x as many tokens per second at batch 1 "
+            f"({1 / ratio.candidate_s:.0f} for {1 / ratio.baseline_s:.0f}) in {bits} bits"
+        )
+
+    def notes(ratio: PairedRatio) -> list[str]:
+        plain = bills.decode([race.PAST + race.STEPS // 2])
+        total, weights = model_bytes(bills.config, bits, 32)
+        less = StepWork(float(total), plain.kv_bytes, plain.flops)
+        one = bills.split(plain, ratio.baseline_s)
+        other = bills.split(less, ratio.candidate_s)
+        return [
+            f"{size * weights / total:.2f}x fewer bytes; {one.predicted / other.predicted:.2f}x "
+            f"from the bills",
+            split_words(one, f"in {8 * size} bits"), split_words(other, f"in {bits} bits"),
+        ]  # fmt: skip
+
+    gate.ratio(f"time_{KINDS[bits]}", race.baseline, race.candidate, text=words, notes=notes)
+
+
 @dataclass
 class Reading:
     """What a model said of the passage: logits [n, V]."""
@@ -904,7 +1000,7 @@ def test_bytes(gate: GateRun, text: Text) -> None:
         predicted, weights = model_bytes(text.config, bits, 32)
         made = expect.is_int(reading.made_bytes, "bytes")
         gate.exact(
-            f"{KINDS[bits]}_bytes", made, equals=predicted, unit="bytes",
+            f"bytes_{KINDS[bits]}", made, equals=predicted, unit="bytes",
             code=Code.TOO_MUCH_MEMORY if made > predicted else Code.WRONG_COUNT,
             text=f"{made:,} bytes of layers, {8 * made / weights:.2f} bits a weight: "
             f"{4 * weights / made:.2f}x fewer than in 32 bits",
@@ -953,99 +1049,3 @@ def test_agreement(gate: GateRun, text: Text) -> None:
             f"1 - TV is {shared:.3f}, the divergence "
             f"{divergence(text.plain.generated, reading.generated):.4f} nats",
         )  # fmt: skip
-
-
-class Race:
-    """Decode steps at batch 1, of the model as it is and of its quantized form, in turn.
-
-    Both are fed the same random tokens, and every timed step's logits are compared.
-    """
-
-    PAST, STEPS = 64, 110  # more than are ever timed
-    # Of the spread of the logits. Random weights of few, wide layers: what is seen is a third.
-    LIMIT = {8: 0.1, 4: 0.6}  # noqa: RUF012
-
-    def __init__(self, gate: GateRun, model: str, bits: int) -> None:
-        self.gate, self.model, self.bits = gate, model, bits
-        self.found: dict[str, list[torch.Tensor]] = {"baseline": [], "candidate": []}
-        self.runs = dict(self._open())
-
-    def baseline(self) -> float:
-        """One step of the model as it is, in seconds."""
-        return self._step("baseline")
-
-    def candidate(self) -> float:
-        """One step of the quantized model, in seconds."""
-        return self._step("candidate")
-
-    def _step(self, side: str) -> float:
-        what = f"a decode step on {self.model} in {self.bits} bits"
-        reply = expect.result_of(self.runs[side].step, what)
-        vocab = load_config(self.model, self.gate.device).vocab_size
-        self.found[side].append(expect.is_tensor(reply.value, what, [vocab]).float())
-        at = min(map(len, self.found.values())) - 1
-        if at >= 0:
-            one, other = (self.found[name][at] for name in ("baseline", "candidate"))
-            error = float((one - other).square().mean().sqrt() / one.std())
-            if not error <= self.LIMIT[self.bits]:
-                raise GateFailure(
-                    Code.WRONG_LOGITS, f"{what}: logits of a timed step are off",
-                    f"by at most {self.LIMIT[self.bits]:g} of their spread", f"{error:.3g}",
-                    where=f"step {at}",
-                )  # fmt: skip
-        return reply.seconds
-
-    def _open(self) -> Iterator[tuple[str, Run]]:
-        """Both sides, ready for their first step: quantizing is not part of it."""
-        config = load_config(self.model, self.gate.device)
-        shared = {
-            "model": self.model, "group_size": 32, "past": self.PAST,
-            "tokens": [self.gate.rng.randrange(config.vocab_size) for _ in range(self.STEPS)],
-            "seed": self.gate.rng.randrange(1 << 20),
-        }  # fmt: skip
-        for side, worker, bits in (
-            ("baseline", self.gate.baseline, None), ("candidate", self.gate.candidate, self.bits)
-        ):  # fmt: skip
-            self.gate.tell(f"quantizing {self.model} to {self.bits} bits")
-            run = worker.start("decode", bits=bits, **shared)
-            expect.result_of(run.step, f"{self.model} in {self.bits} bits")
-            yield side, run
-
-
-@pytest.fixture(scope="module")
-def bills(gate: GateRun) -> Bills:
-    """What steps of the timed model cost, measured in this run."""
-    return Bills(gate, timed_model(gate))
-
-
-def timed_model(gate: GateRun) -> str:
-    """What is timed: wide layers, whose weights no cache holds."""
-    return "bench" if gate.device == "cpu" else gate.model
-
-
-@pytest.mark.number
-@BITS
-def test_time(gate: GateRun, bills: Bills, bits: int) -> None:
-    """tokens per second at batch 1, over the layers that are not quantized"""
-    race = Race(gate, timed_model(gate), bits)
-    size = bills.dtype.itemsize
-
-    def words(ratio: PairedRatio) -> str:
-        return (
-            f"{ratio.median:.2f}x as many tokens per second at batch 1 "
-            f"({1 / ratio.candidate_s:.0f} for {1 / ratio.baseline_s:.0f}) in {bits} bits"
-        )
-
-    def notes(ratio: PairedRatio) -> list[str]:
-        plain = bills.decode([race.PAST + race.STEPS // 2])
-        total, weights = model_bytes(bills.config, bits, 32)
-        less = StepWork(float(total), plain.kv_bytes, plain.flops)
-        one = bills.split(plain, ratio.baseline_s)
-        other = bills.split(less, ratio.candidate_s)
-        return [
-            f"{size * weights / total:.2f}x fewer bytes; {one.predicted / other.predicted:.2f}x "
-            f"from the bills",
-            split_words(one, f"in {8 * size} bits"), split_words(other, f"in {bits} bits"),
-        ]  # fmt: skip
-
-    gate.ratio(f"{KINDS[bits]}_time", race.baseline, race.candidate, text=words, notes=notes)
