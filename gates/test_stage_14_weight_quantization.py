@@ -620,7 +620,7 @@ class TestModel:
     def test_a_model(self, gate: GateRun, bits: int, options: Any, name: str) -> None:
         """near the original's logits, out of as many bytes as predicted; the original stays"""
         config = replace(NANO, **options)
-        prompt = [gate.rng.randrange(256) for _ in range(24)]
+        prompt = [gate.rng.randrange(256) for _ in range(96)]
         what = f"nano with {name}, {KINDS[bits]}"
         reply = expect.result_of(
             lambda: gate.candidate.call(
@@ -636,7 +636,7 @@ class TestModel:
         wanted = oracle_logits(config, prompt)
         got = expect.is_tensor(reply["logits"], what, wanted.shape).double()
         error = float((got - wanted).square().mean().sqrt() / wanted.std())
-        most = {8: 0.06, 4: 0.5}[bits]
+        most = {8: 0.1, 4: 0.65}[bits]
         if not error <= most:
             raise GateFailure(
                 Code.WRONG_LOGITS, f"{what}: logits are off", f"by {most:g} of their spread",
@@ -810,8 +810,9 @@ class Race:
     """
 
     PAST, STEPS = 64, 110  # more than are ever timed
-    # Of the spread of the logits. Random weights of few, wide layers: what is seen is a third.
-    LIMIT = {8: 0.1, 4: 0.6}  # noqa: RUF012
+    # Of the spread of the logits, in a single step. The reference reaches 0.04 and 0.55 with random
+    # weights; logits that have nothing to do with these are off by 1.4.
+    LIMIT = {8: 0.1, 4: 0.9}  # noqa: RUF012
 
     def __init__(self, gate: GateRun, model: str, bits: int) -> None:
         self.gate, self.model, self.bits = gate, model, bits
