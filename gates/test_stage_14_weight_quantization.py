@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from course.measure.ratio import PairedRatio
 from course.model import FullAttention
 from course.model.describe import load_config, load_tokenizer
 from course.model.seeded import NANO, seeded_decoder
-from course.model.store import cached_folder
+from course.model.store import cached_folder, source_of
 
 STAGE = 14
 TINY = 2.0**-126  # the least scale that anybody can be asked for
@@ -923,6 +923,12 @@ class Text:
         self.config = load_config(self.model, gate.device)
 
     @cached_property
+    def had_four_bits(self) -> bool:
+        """Whether the weights come from the 4-bit file, and not from the hub or a seed."""
+        folder = cached_folder(self.model)
+        return folder is not None and "Q4_1" in source_of(folder)
+
+    @cached_property
     def plain(self) -> Reading:
         """By the model as it is. It also chooses what is generated after the first tokens."""
         return self._read(None, self.NEW)
@@ -1011,30 +1017,41 @@ def test_bytes(gate: GateRun, text: Text) -> None:
 @pytest.mark.number
 def test_quality(gate: GateRun, text: Text) -> None:
     """perplexity and divergence, in one pass and token by token"""
-    note = "its layers come from a 4-bit file, in groups of 32" if text.model == REAL_MODEL else ""
     for bits, reading in ((8, text.int8), (4, text.int4)):
-        kind, tokens = KINDS[bits], len(reading.text)
+        tokens = len(reading.text)
         plain, other = (text.surprise(r.text, tokens) for r in (text.plain, reading))
         ratio = math.exp(other - plain)
-        gate.exact(
-            f"perplexity_{kind}", round(ratio, 4), at_most=gate.bar(f"perplexity_{kind}"),
-            counted=False, unit="x", code=Code.WRONG_LOGITS,
-            text=f"{math.exp(other):.2f} over {tokens} tokens, {ratio - 1:+.2%}: "
+        judged = partial(hold, gate, text, bits)
+        judged(
+            f"perplexity_{KINDS[bits]}", round(ratio, 4), "x",
+            f"{math.exp(other):.2f} over {tokens} tokens, {ratio - 1:+.2%}: "
             f"{math.exp(plain):.2f} unquantized",
-            message=f"perplexity on {text.model} rises too much in {bits} bits",
-            note=note if bits == 4 else "",
         )  # fmt: skip
         for name, logits, way in (
-            (f"divergence_{kind}", reading.text, "in one pass"),
-            (f"steps_{kind}", reading.steps, "token by token"),
+            (f"divergence_{KINDS[bits]}", reading.text, "in one pass"),
+            (f"steps_{KINDS[bits]}", reading.steps, "token by token"),
         ):
             found = divergence(text.plain.text[: len(logits)], logits)
-            gate.exact(
-                name, round(found, 5), at_most=gate.bar(f"divergence_{kind}"), counted=False,
-                unit="nats", code=Code.WRONG_LOGITS,
-                text=f"{found:.4f} nats a token from the unquantized model, {way}",
-                message=f"in {bits} bits, {way}, {text.model} expects other tokens",
-            )  # fmt: skip
+            words = f"{found:.4f} nats a token from the unquantized model, {way}"
+            judged(name, round(found, 5), "nats", words)
+
+
+def hold(
+    gate: GateRun, text: Text, bits: int, name: str, value: float, unit: str, words: str
+) -> None:
+    """Hold a figure of the text against its bar, or report it.
+
+    What 4 bits do to weights that did not have 4 before is not the solution's doing.
+    """
+    if bits == 4 and not text.had_four_bits:
+        gate.report(name, value, words, unit=unit)
+        return
+    bar = gate.bar(name.replace("steps", "divergence"))
+    gate.exact(
+        name, value, at_most=bar, unit=unit, counted=False, code=Code.WRONG_LOGITS,
+        text=words, message=f"{text.model} in {bits} bits expects other tokens than before",
+        note="its layers come from a 4-bit file, in groups of 32" if bits == 4 else "",
+    )  # fmt: skip
 
 
 @pytest.mark.number
