@@ -22,12 +22,12 @@ from course.model.seeded import seeded_decoder
 
 
 class Bills:
-    """What steps of the gate's model cost on this machine, as it is now."""
+    """What steps of the gate's model, or of another one, cost on this machine, as it is now."""
 
-    def __init__(self, gate: GateRun) -> None:
+    def __init__(self, gate: GateRun, model: str | None = None) -> None:
         self.device = torch.device(gate.device)
         self.threads = gate.options.threads
-        self.config = load_config(gate.model, gate.device)
+        self.config = load_config(model or gate.model, gate.device)
         # Seeded models are made in the dtype of their device; the real one is float32 on a CPU.
         self.dtype = torch.float32 if gate.device == "cpu" else torch.bfloat16
 

@@ -672,7 +672,50 @@ FIGURES: dict[int, list[Figure]] = {
         ("that is {:.0f} ms; computing takes {:.0f}",
          lambda: [2 * 2048 * 10e-6 * 1e3, 500 * 2 * LLAMA3.num_weights / A100_FLOPS * 1e3]),
     ],
+    14: [
+        ("read at 2 TB/s, take {:.0f} ms", lambda: 16e9 / 2e12 * 1e3),
+        ("at most {:.0f} tokens/s. At 4 bits", lambda: 2e12 / 16e9),
+        ("At 4 bits it is {:.0f} ms", lambda: 4e9 / 2e12 * 1e3),
+        ("2 ms, {:.0f} tokens/s", lambda: 2e12 / 4e9),
+        ("step / √12 = {:.3f} steps", lambda: 1 / math.sqrt(12)),
+        ("3.5 / 127 = {:.4f} σ", lambda: 3.5 / 127),
+        ("the error {:.4f} σ: a product", lambda: 3.5 / 127 / math.sqrt(12)),
+        ("a step is 7 / 15 = {:.3f} σ", lambda: 7 / 15),
+        ("and the error {:.3f} σ", lambda: 7 / 15 / math.sqrt(12)),
+        ("4.1 σ apart: {:.3f} σ", lambda: 4.1 / 15),
+        ("0.273 σ and {:.3f} σ", lambda: 4.1 / 15 / math.sqrt(12)),
+        ("bits a weight: {:.0f} in groups of 32", lambda: 4 + 32 / 32),
+        ("{:.1f} in groups of 64", lambda: 4 + 32 / 64),
+        ("127 / 512 = {:.2f} steps more", lambda: 127 / 512),
+        ("3,065 / 127 = {:.0f}, whatever is below 12", lambda: 3065 / 127),
+        ("SmolLM2's {:.1f} million weights", lambda: quantized_bytes(None) / 4e6),
+        ("are {:.1f} MB in 32 bits", lambda: quantized_bytes(None) / 1e6),
+        ("{:.1f} MB in 8", lambda: quantized_bytes(8) / 1e6),
+        ("in 8 ({:.2f}x)", lambda: quantized_bytes(None) / quantized_bytes(8)),
+        ("and {:.1f} MB in 4", lambda: quantized_bytes(4) / 1e6),
+        ("a head of 8 ({:.2f}x)", lambda: quantized_bytes(None) / quantized_bytes(4)),
+        ("(0.2 + 0.8 / 4) = {:.1f}x", lambda: 1 / (0.2 + 0.8 / 4)),
+        ("/ 127: {:.2f} beside 30", lambda: 30 / 127),
+        ("an error of 0.24 / √12 = {:.3f}", lambda: 30 / 127 / math.sqrt(12)),
+        ("Beside 3,000 the step is {:.0f}", lambda: 3000 / 127),
+    ],
 }  # fmt: skip
+
+
+def quantized_bytes(bits: int | None) -> int:
+    """Bytes of SmolLM2's layers: in 32 bits, in 8, or in 4 with groups of 32 and a head of 8."""
+    total = 0
+    for name, shape in SMOL.weight_shapes().items():
+        if len(shape) == 2:
+            rows, columns = shape
+            if bits is None:
+                total += 4 * rows * columns
+                continue
+            eight = bits == 8 or name == "embed.weight"  # the head is tied to it
+            scales = 2 * rows if eight else 4 * rows * columns // 32
+            total += rows * columns * (8 if eight else 4) // 8 + scales
+    return total
+
 
 TEXTS = load_syllabus().find(9).bars["cpu"]["texts"]
 

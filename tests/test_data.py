@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from course.data import WORKLOADS, prompts
+from course.data import WORKLOADS, passage, prompts
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -27,3 +27,10 @@ def test_a_revision_holds_code_to_copy_from() -> None:
 def test_another_workload() -> None:
     with pytest.raises(ValueError, match="workload must be one of chat, code, revision, got 'x'"):
         prompts("x")
+
+
+def test_the_passage_is_long_enough_to_be_judged_by() -> None:
+    found = passage()
+    assert len(found.encode()) >= 5000
+    assert all(character.isprintable() or character == "\n" for character in found)
+    assert found is passage()

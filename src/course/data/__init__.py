@@ -1,4 +1,4 @@
-"""Texts that the course ships: prompts of three workloads."""
+"""Texts that the course ships: prompts of three workloads, and a passage to be read."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def prompts(workload: str) -> tuple[str, ...]:
         raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, got {workload!r}")
     document = tomllib.loads(files(__package__).joinpath("prompts.toml").read_text("utf-8"))
     return tuple(entry.strip() for entry in document[workload])
+
+
+@cache
+def passage() -> str:
+    """Two pieces of English prose, written for this course: what perplexity is taken on."""
+    return files(__package__).joinpath("passage.txt").read_text("utf-8")
