@@ -94,7 +94,7 @@ class Judge:
         gone = [name for name in before if name not in running]
         life.preempted += [(self.index, name, *before[name]) for name in gone]
         self.decodes_first(fed, before, running)
-        self.oldest_first(fed, running)
+        self.oldest_first(seen, fed, running)
         self.used_up(seen, fed, running, preempted=bool(gone))
         if seen["refused"]:
             raise self.fail(
@@ -179,8 +179,19 @@ class Judge:
                     likely="Those that decode come before any prompt, in every step.",
                 )  # fmt: skip
 
-    def oldest_first(self, fed: dict[str, tuple[int, int]], running: Json) -> None:
-        """Of those with more than one token left, an older one is served before a newer."""
+    def oldest_first(self, seen: Json, fed: dict[str, tuple[int, int]], running: Json) -> None:
+        """Who waits is newer than who runs, and of those that run an older prompt comes first."""
+        waits = seen["scheduled"]["waiting"]
+        overtaken = [
+            (old, new) for old in waits for new in running
+            if self.order.index(old) < self.order.index(new)
+        ]  # fmt: skip
+        if overtaken:
+            old, new = overtaken[0]
+            raise self.fail(
+                Code.WRONG_VALUE, f"{new!r} runs, and {old!r}, which came before it, waits",
+                "requests are admitted in the order of their arrival", shown(fed),
+            )  # fmt: skip
         cut: str | None = None
         for name in sorted(running, key=self.order.index):
             start = fed[name][0] if name in fed else running[name][0]

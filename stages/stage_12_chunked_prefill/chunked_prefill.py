@@ -11,16 +11,17 @@ from course.types import HasVocabulary, Output, Sequence, Step, require_int, req
 class ChunkedScheduler(Scheduler):
     """Stage 11's scheduler, in which no step computes more than `max_tokens` tokens.
 
-    Sequences with one token left to feed come first, the oldest first: those that decode, and with
-    them a prompt of which nothing but the last token is left. What the budget leaves goes to
-    prompts, the oldest first, of which a step may compute a part, a *chunk*. As long as a prompt
-    could take more, nothing of the budget is left over, and those that wait are admitted with what
-    is left in the same step.
+    A step may compute a part of a prompt, a *chunk*, and the next step goes on behind it. Whoever
+    has one token left to feed, as those that decode, is in every step. What that leaves of the
+    budget goes to prompts, in the order of arrival, each as much as it can take; requests that wait
+    are admitted with what is left then. Nothing of the budget is left over while a prompt could
+    take it.
 
-    A sequence that was preempted feeds its own tokens again like a prompt, in chunks.
+    So at most one sequence is in the middle of its prompt, and it is the newest that runs: whoever
+    was cut took the last token of the budget, and nobody is admitted with nothing.
 
-    Blocks are allocated as in stage 11: at admission, for the whole prompt. So a chunk never lacks
-    room, and whoever is admitted gets through its prompt.
+    A sequence that was preempted feeds its tokens anew like a prompt, in chunks. Blocks are
+    allocated as in stage 11, at admission and for the whole prompt: a chunk never lacks room.
 
     Args:
         max_tokens: of a step; at least `max_running`, so that whoever decodes is in every step.
@@ -43,13 +44,6 @@ class ChunkedScheduler(Scheduler):
         require_int("max_tokens", max_tokens)
         require_range("max_tokens", max_tokens, low=max_running)
         self.max_tokens = max_tokens
-
-    def order(self) -> list[Sequence]:
-        """The running sequences: first those with one token left to feed, then the others.
-
-        Each of the two in the order of arrival.
-        """
-        raise NotImplementedError("your code goes here")
 
     def share(self, sequence: Sequence, step: Step) -> int:
         """How many tokens a sequence feeds in a step that is made up so far; 0 for none.
