@@ -21,8 +21,6 @@ from course.measure import StepWork
 from course.measure.ratio import PairedRatio, Verdict, look
 
 STAGE = 12
-EPISODES = 12  # prompts that arrive in one run of the timed trace
-COST_ROWS, COST_BATCH = 32, 20  # sequences, and steps of decisions alone for one reply
 
 Json = dict[str, Any]
 
@@ -379,6 +377,77 @@ def has_chunks(life: Life, name: str, wanted: list[int], what: str) -> None:
 
 
 @pytest.mark.contract
+class TestBadInput:
+    """What is refused."""
+
+    @pytest.mark.parametrize(
+        ("argument", "settings", "kinds"),
+        [
+            ("max_tokens", {"max_running": 4, "max_tokens": 3}, ["ValueError"]),
+            ("max_tokens", {"max_running": 1, "max_tokens": 0}, ["ValueError"]),
+            ("max_tokens", {"max_running": 1, "max_tokens": -5}, ["ValueError"]),
+            ("max_tokens", {"max_running": 1, "max_tokens": 8.0}, ["TypeError", "ValueError"]),
+            ("max_tokens", {"max_running": 1, "max_tokens": None}, ["TypeError", "ValueError"]),
+            ("max_running", {"max_running": 0, "max_tokens": 8}, ["ValueError"]),
+            ("watermark", {"max_running": 1, "max_tokens": 8, "watermark": -1}, ["ValueError"]),
+        ],
+        ids=str,
+    )
+    def test_settings(self, gate: GateRun, argument: str, settings: Json, kinds: list[str]) -> None:
+        """a budget below max_running, or none, is refused"""
+        expect.rejects(
+            lambda: gate.candidate.call("new", **settings), argument,
+            f"ChunkedScheduler with {settings}", kinds=kinds,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("more", [-1, 1])
+    def test_tokens_that_do_not_fit_the_step(self, gate: GateRun, more: int) -> None:
+        """one token too many or too few for a step is refused, and nothing has changed"""
+        requests = [request(gate, name, length, 4) for name, length in (("a", 3), ("long", 40))]
+        seen: list[Any] = []
+        what = f"{2 + more} tokens for a step of two sequences"
+
+        def attempt() -> None:
+            run = gate.candidate.start(
+                "mismatched", requests=requests, more=more, max_running=2, max_tokens=12
+            )
+            seen.append(run.step().value)
+            run.step()
+
+        expect.rejects(attempt, "token_ids", what)
+        before, after = seen[0]
+        if before != after:
+            raise GateFailure(
+                Code.STALE_STATE, f"{what}: after the refusal", str(before), str(after),
+                likely="Check first, then note what was computed.",
+            )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("argument", "more", "what"),
+        [
+            ("prompt_ids", {"prompt": []}, "an empty prompt"),
+            ("prompt_ids", {"prompt": [1] * 257}, "a prompt longer than the context"),
+            ("request_id", {"id": "good"}, "the id of a request in the middle of its prompt"),
+        ],
+        ids=lambda value: value if isinstance(value, str) and " " in value else "",
+    )  # fmt: skip
+    def test_requests(self, gate: GateRun, argument: str, more: Json, what: str) -> None:
+        """a bad request is refused as in stage 11"""
+        good = request(gate, "good", 40, 3)
+        bad = {**request(gate, "bad", 4, 3), **more}
+
+        def attempt() -> None:
+            run = gate.candidate.start(
+                "serve", arrivals=[[0, good], [2, bad]], aborts=[], num_blocks=30, block_size=4,
+                max_running=2, max_tokens=9, watermark=0,
+            )  # fmt: skip
+            for _ in range(4):
+                run.step()
+
+        expect.rejects(attempt, argument, what)
+
+
+@pytest.mark.contract
 class TestChunks:
     """One prompt, alone and beside others."""
 
@@ -583,38 +652,6 @@ class TestBlocks:
 class TestLives:
     """Long lives, and several at once."""
 
-    @pytest.mark.parametrize("life", range(6))
-    def test_random_lives(self, gate: GateRun, life: int) -> None:
-        """any budget, pool and requests: every step by the rules, every text its own"""
-        rng = gate.rng
-        block_size = rng.choice([1, 2, 4, 5, 8, 16])
-        size = rng.choice([1, 2, 4, 8])
-        budget = size + rng.choice([0, 1, 3, 9, 30])
-        beginning = [rng.randrange(256) for _ in range(20)]
-        requests, at, now = [], [], 0
-        for index in range(10):
-            one = request(gate, f"r{index}", rng.choice([1, 3, 9, 25, 50]), rng.choice([1, 5, 14]))
-            if rng.random() < 0.4:
-                one["prompt"] = beginning[: rng.randrange(1, 21)] + one["prompt"]
-            requests.append(one)
-            at.append(now)
-            now += rng.choice([0, 0, 1, 6])
-        largest = max(-(-(len(r["prompt"]) + r["new"] - 1) // block_size) for r in requests)
-        rooms = [largest, largest + 1, largest * 3 // 2, 2 * largest, 4 * largest]
-        num_blocks = rooms[life % len(rooms)]
-        aborts = [[rng.randrange(4, 20), f"r{rng.randrange(10)}"] for _ in range(rng.randrange(3))]
-        serve(
-            gate, requests, f"ten requests, budget {budget}, {size} at a time, {num_blocks} blocks "
-            f"of {block_size}", max_tokens=budget, max_running=size, block_size=block_size,
-            num_blocks=num_blocks, at=at, aborts=sorted(aborts), watermark=rng.choice([0, 0, 1]),
-        )  # fmt: skip
-
-    def test_a_long_life(self, gate: GateRun) -> None:
-        """the budget is that of every step, the hundredth as the first"""
-        requests = [request(gate, f"r{i}", 21, 3) for i in range(24)]
-        what = "24 requests, one every third step"
-        serve(gate, requests, what, max_tokens=9, max_running=3, at=[3 * i for i in range(24)])
-
     def test_two_schedulers(self, gate: GateRun) -> None:
         """two schedulers in turn do not disturb each other"""
         lists = [
@@ -652,76 +689,37 @@ class TestLives:
             failure.code = Code.STALE_STATE
             raise
 
-
-@pytest.mark.contract
-class TestBadInput:
-    """What is refused."""
-
-    @pytest.mark.parametrize(
-        ("argument", "settings", "kinds"),
-        [
-            ("max_tokens", {"max_running": 4, "max_tokens": 3}, ["ValueError"]),
-            ("max_tokens", {"max_running": 1, "max_tokens": 0}, ["ValueError"]),
-            ("max_tokens", {"max_running": 1, "max_tokens": -5}, ["ValueError"]),
-            ("max_tokens", {"max_running": 1, "max_tokens": 8.0}, ["TypeError", "ValueError"]),
-            ("max_tokens", {"max_running": 1, "max_tokens": None}, ["TypeError", "ValueError"]),
-            ("max_running", {"max_running": 0, "max_tokens": 8}, ["ValueError"]),
-            ("watermark", {"max_running": 1, "max_tokens": 8, "watermark": -1}, ["ValueError"]),
-        ],
-        ids=str,
-    )
-    def test_settings(self, gate: GateRun, argument: str, settings: Json, kinds: list[str]) -> None:
-        """a budget below max_running, or none, is refused"""
-        expect.rejects(
-            lambda: gate.candidate.call("new", **settings), argument,
-            f"ChunkedScheduler with {settings}", kinds=kinds,
+    @pytest.mark.parametrize("life", range(6))
+    def test_random_lives(self, gate: GateRun, life: int) -> None:
+        """any budget, pool and requests: every step by the rules, every text its own"""
+        rng = gate.rng
+        block_size = rng.choice([1, 2, 4, 5, 8, 16])
+        size = rng.choice([1, 2, 4, 8])
+        budget = size + rng.choice([0, 1, 3, 9, 30])
+        beginning = [rng.randrange(256) for _ in range(20)]
+        requests, at, now = [], [], 0
+        for index in range(10):
+            one = request(gate, f"r{index}", rng.choice([1, 3, 9, 25, 50]), rng.choice([1, 5, 14]))
+            if rng.random() < 0.4:
+                one["prompt"] = beginning[: rng.randrange(1, 21)] + one["prompt"]
+            requests.append(one)
+            at.append(now)
+            now += rng.choice([0, 0, 1, 6])
+        largest = max(-(-(len(r["prompt"]) + r["new"] - 1) // block_size) for r in requests)
+        rooms = [largest, largest + 1, largest * 3 // 2, 2 * largest, 4 * largest]
+        num_blocks = rooms[life % len(rooms)]
+        aborts = [[rng.randrange(4, 20), f"r{rng.randrange(10)}"] for _ in range(rng.randrange(3))]
+        serve(
+            gate, requests, f"ten requests, budget {budget}, {size} at a time, {num_blocks} blocks "
+            f"of {block_size}", max_tokens=budget, max_running=size, block_size=block_size,
+            num_blocks=num_blocks, at=at, aborts=sorted(aborts), watermark=rng.choice([0, 0, 1]),
         )  # fmt: skip
 
-    @pytest.mark.parametrize("more", [-1, 1])
-    def test_tokens_that_do_not_fit_the_step(self, gate: GateRun, more: int) -> None:
-        """one token too many or too few for a step is refused, and nothing has changed"""
-        requests = [request(gate, name, length, 4) for name, length in (("a", 3), ("long", 40))]
-        seen: list[Any] = []
-        what = f"{2 + more} tokens for a step of two sequences"
-
-        def attempt() -> None:
-            run = gate.candidate.start(
-                "mismatched", requests=requests, more=more, max_running=2, max_tokens=12
-            )
-            seen.append(run.step().value)
-            run.step()
-
-        expect.rejects(attempt, "token_ids", what)
-        before, after = seen[0]
-        if before != after:
-            raise GateFailure(
-                Code.STALE_STATE, f"{what}: after the refusal", str(before), str(after),
-                likely="Check first, then note what was computed.",
-            )  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("argument", "more", "what"),
-        [
-            ("prompt_ids", {"prompt": []}, "an empty prompt"),
-            ("prompt_ids", {"prompt": [1] * 257}, "a prompt longer than the context"),
-            ("request_id", {"id": "good"}, "the id of a request in the middle of its prompt"),
-        ],
-        ids=lambda value: value if isinstance(value, str) and " " in value else "",
-    )  # fmt: skip
-    def test_requests(self, gate: GateRun, argument: str, more: Json, what: str) -> None:
-        """a bad request is refused as in stage 11"""
-        good = request(gate, "good", 40, 3)
-        bad = {**request(gate, "bad", 4, 3), **more}
-
-        def attempt() -> None:
-            run = gate.candidate.start(
-                "serve", arrivals=[[0, good], [2, bad]], aborts=[], num_blocks=30, block_size=4,
-                max_running=2, max_tokens=9, watermark=0,
-            )  # fmt: skip
-            for _ in range(4):
-                run.step()
-
-        expect.rejects(attempt, argument, what)
+    def test_a_long_life(self, gate: GateRun) -> None:
+        """the budget is that of every step, the hundredth as the first"""
+        requests = [request(gate, f"r{i}", 21, 3) for i in range(24)]
+        what = "24 requests, one every third step"
+        serve(gate, requests, what, max_tokens=9, max_running=3, at=[3 * i for i in range(24)])
 
 
 # -- numbers --------------------------------------------------------------------------------------
@@ -768,35 +766,31 @@ def test_budget(gate: GateRun) -> None:
 
 @pytest.mark.number
 def test_cost(gate: GateRun) -> None:
-    """the decisions of a step take as long for long texts as for short ones"""
-    runs: dict[int, Run] = {}
-    short, long = 72, 8008  # tokens, not divisible by 16: a block is never filled
-
-    def step(length: int) -> float:
-        if length not in runs:
-            runs[length] = gate.candidate.start(
-                "costs", length=length, count=COST_ROWS, batch=COST_BATCH
-            )
-        reply = expect.result_of(runs[length].step, f"decisions on texts of {length:,} tokens")
-        if reply.value != COST_ROWS * COST_BATCH:
-            raise GateFailure(
-                Code.WRONG_COUNT, f"tokens in {COST_BATCH} steps of {COST_ROWS} that decode",
-                str(COST_ROWS * COST_BATCH), str(reply.value),
-            )  # fmt: skip
-        return reply.seconds
-
-    def words(ratio: PairedRatio) -> str:
-        each = 1e6 * ratio.candidate_s / COST_BATCH / COST_ROWS
-        return (
-            f"deciding is {ratio.median:.2f}x as fast for texts of {long:,} tokens as for {short}; "
-            f"{each:.0f} us a sequence"
+    """the decisions of a step look at no more of a long text than of a short one"""
+    short, long = 72, 8008  # tokens; both end in the middle of a block of 16
+    rows, steps = 8, 16
+    found = {
+        length: expect.result_of(
+            lambda length=length: gate.candidate.call(
+                "looked_at", length=length, count=rows, steps=steps
+            ),
+            f"decisions on texts of {length:,} tokens",
         )
-
-    gate.ratio(
-        "step_cost", lambda: step(short), lambda: step(long), text=words, itself=True,
-        max_spread=50.0,
-        slower=lambda ratio: f"{words(ratio)}: something walks through tokens, tables or the pool "
-        "in every step",
+        for length in (short, long)
+    }
+    for length, counts in found.items():
+        if counts["fed"] != rows * steps:
+            raise GateFailure(
+                Code.WRONG_COUNT, f"tokens in {steps} steps of {rows} that decode, at {length:,}",
+                str(rows * steps), str(counts["fed"]),
+            )  # fmt: skip
+    each = {length: counts["looked_at"] / rows / steps for length, counts in found.items()}
+    gate.exact(
+        "step_cost", round(each[long] / max(each[short], 1.0), 2), at_most=1.0,
+        text=f"{each[long]:.1f} tokens and table entries are looked at for each that is fed, in "
+        f"texts of {long:,} tokens; {each[short]:.1f} in texts of {short}",
+        message="deciding costs more, the longer the texts are: in every step something walks "
+        "through their tokens or their tables",
     )  # fmt: skip
 
 

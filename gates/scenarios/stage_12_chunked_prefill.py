@@ -11,7 +11,7 @@ from course.model.describe import load_config
 from course.parts import PagedAttention, PrefixCachingAllocator, Scheduler, step_batch
 from course.types import Output, Request, SamplingParams, Step
 
-__all__ = ["arrivals", "costs", "mismatched", "new", "serve"]
+__all__ = ["arrivals", "looked_at", "mismatched", "new", "serve"]
 
 
 class PoisonedAllocator(PrefixCachingAllocator):
@@ -182,36 +182,64 @@ def arrivals(
             yield plain(engine.step())
 
 
-def costs(env: Any, length: int, count: int, batch: int) -> Iterator[int]:
-    """Decisions alone, nothing computed: `count` sequences decode, and keep their length.
+class Watched(list):  # type: ignore[type-arg]
+    """A list that counts the elements that somebody has looked at, in all lists of its kind."""
 
-    Yields the tokens that were fed in a batch of steps.
+    looked_at = 0
+
+    def _count(self, elements: int) -> None:
+        Watched.looked_at += elements
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self._count(len(found) if isinstance(place, slice) else 1)
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        self._count(len(self))
+        return super().__iter__()
+
+    def __eq__(self, other: object) -> bool:
+        self._count(len(self))
+        return super().__eq__(other)
+
+    def __contains__(self, value: object) -> bool:
+        self._count(len(self))
+        return super().__contains__(value)
+
+    def copy(self) -> list[Any]:
+        self._count(len(self))
+        return super().copy()
+
+
+def looked_at(env: Any, length: int, count: int, steps: int) -> dict[str, int]:
+    """Decisions alone, nothing computed: `count` sequences decode at a length, for some steps.
+
+    Returns the tokens that were fed, and how many tokens and table entries were looked at.
     """
-    blocks = -(-(length + 2) // 16) + 1
+    blocks = -(-(length + steps) // 16)
     allocator = PrefixCachingAllocator(count * blocks, 16)
     config = load_config("bench-8b")  # for its long context
     scheduler = env.solution.ChunkedScheduler(
         allocator, config, max_running=count, max_tokens=count
     )
     for index in range(count):
-        request = Request(f"r{index}", (index % 256,), SamplingParams(max_new_tokens=length + 1))
-        scheduler.add(request)
+        params = SamplingParams(max_new_tokens=length + steps)
+        scheduler.add(Request(f"r{index}", (index,), params))
     scheduler.update(scheduler.schedule(), [7] * count)
     for sequence in scheduler.running:  # a past that nobody computed
-        sequence.tokens += [7] * (length - len(sequence.tokens))
         allocator.append(sequence.block_table, 1, length - 1)
+        sequence.tokens = Watched(sequence.tokens[:1] + [7] * (length - 1))
+        sequence.block_table = Watched(sequence.block_table)
         sequence.num_computed = length - 1
         allocator.publish(sequence)
-    while True:
-        fed = 0
-        for _ in range(batch):
-            step = scheduler.schedule()
-            fed += step.num_tokens
-            scheduler.update(step, [7] * len(step.sequences))
-            for sequence in scheduler.running:
-                sequence.tokens.pop()
-                sequence.num_computed -= 1
-        yield fed
+    Watched.looked_at = 0
+    fed = 0
+    for _ in range(steps):
+        step = scheduler.schedule()
+        fed += step.num_tokens
+        scheduler.update(step, [7] * len(step.sequences))
+    return {"fed": fed, "looked_at": Watched.looked_at}
 
 
 def request_of(given: dict[str, Any]) -> Request:
