@@ -146,7 +146,8 @@ def mismatched(env: Any, requests: list[Any], more: int, **settings: Any) -> Ite
     before = [queues(scheduler), [len(allocator.cached_blocks(s)) for s in scheduler.running]]
     error: BaseException | None = None
     try:
-        scheduler.update(step, [7] * (len(step.sequences) + more))
+        for _ in scheduler.update(step, [7] * (len(step.sequences) + more)):
+            pass  # a generator has done nothing so far; what it is shows elsewhere
     except Exception as raised:
         error = raised
     after = [queues(scheduler), [len(allocator.cached_blocks(s)) for s in scheduler.running]]
