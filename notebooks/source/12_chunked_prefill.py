@@ -131,11 +131,13 @@ for name, tokens in said.items():
 nb.table(["text", "begins", "same as alone"], rows)
 
 # %% jupyter={"source_hidden": true}
-steps_of_long = [i for i, (fed, _) in enumerate(log) if fed.get("long", 0) > 1]
+first = next(i for i, (_, got) in enumerate(log) if "long" in got)
+fed_by_then = sum(fed.get("long", 0) for fed, _ in log[: first + 1])
+cached = len(texts["long"]) - fed_by_then
 nb.say(f"""
-`long` was in the middle of its prompt for {len(steps_of_long)} steps, and got no token before the
-last of them. Everybody else got one in every step. No step had more than
-{max(sum(fed.values()) for fed, _ in log)} tokens.
+`long` came before step 6, and got its first token in step {first}. {cached} of its tokens were not
+fed at all: all chats begin alike, and the prefix cache had that block. Everybody else got a token
+in every step. No step had more than {max(sum(fed.values()) for fed, _ in log)} tokens.
 """)
 
 # %% [markdown]
