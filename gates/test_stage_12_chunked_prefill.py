@@ -809,6 +809,8 @@ def test_gap(gate: GateRun) -> None:
         "gap", lambda: arrivals.episode("baseline"), lambda: arrivals.episode("candidate"),
         text=words, max_slices=Arrivals.MOST, warmup=Arrivals.WARMUP,
         notes=lambda _: [arrivals.prediction()],
+        slower=lambda ratio: f"the longest gap is {words(ratio)}: a long prompt is computed in one "
+        "step, or deciding takes long",
     )  # fmt: skip
     arrivals.throughput()
     arrivals.latencies()
