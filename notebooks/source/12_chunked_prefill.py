@@ -202,8 +202,9 @@ The ridge of this machine lies at {ridge:.0f} positions: from there on each cost
 {1e3 * (cost[RUNNING + PROMPT] - cost[BUDGET]) / (RUNNING + PROMPT - BUDGET):.2f} ms. A step of
 {BUDGET} takes {nb.seconds_text(cost[BUDGET])} and one of {RUNNING + PROMPT}
 {nb.seconds_text(cost[RUNNING + PROMPT])}, so the longest gap should become
-**{derived:.1f}x** shorter. Positions alone promise {(RUNNING + PROMPT) / BUDGET:.1f}x; a step that only decodes takes
-{nb.seconds_text(cost[RUNNING])}, and what of it does not depend on positions makes the difference.
+**{derived:.1f}x** shorter. Positions alone promise {(RUNNING + PROMPT) / BUDGET:.1f}x; a step that
+only decodes takes {nb.seconds_text(cost[RUNNING])}, and what of it does not depend on positions
+makes the difference.
 """)
 
 # %% [markdown]
