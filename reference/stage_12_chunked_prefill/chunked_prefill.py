@@ -80,8 +80,7 @@ class ChunkedScheduler(Scheduler):
         ended, tokens = Step(), []
         for sequence, count, token in zip(step.sequences, step.counts, token_ids, strict=True):
             if sequence.num_computed + count == len(sequence.tokens):
-                ended.sequences.append(sequence)
-                ended.counts.append(count)
+                ended.add(sequence, count)
                 tokens.append(token)
             else:
                 sequence.num_computed += count
