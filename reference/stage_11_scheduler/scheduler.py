@@ -220,7 +220,7 @@ class Scheduler:
         if sequence.tokens[-1] in request.eos_ids and not request.params.ignore_eos:
             return FinishReason.STOP
         full = len(sequence.tokens) > self.config.max_context
-        if len(sequence.output_ids) == request.params.max_new_tokens or full:
+        if len(sequence.tokens) - sequence.num_prompt == request.params.max_new_tokens or full:
             return FinishReason.LENGTH
         return None
 

@@ -1,0 +1,252 @@
+"""Stage 12, the half that runs beside the solution: an engine around its scheduler."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from stage_05_continuous_batching import plain
+
+from course.engine import Engine, Runner
+from course.model.describe import load_config
+from course.parts import PagedAttention, PrefixCachingAllocator, Scheduler, step_batch
+from course.types import Output, Request, SamplingParams, Step
+
+__all__ = ["arrivals", "looked_at", "mismatched", "new", "serve"]
+
+
+class PoisonedAllocator(PrefixCachingAllocator):
+    """A block that is taken holds NaN until it is written: what nobody may read, shows."""
+
+    attention: Any = None
+
+    def take(self) -> int:
+        block = super().take()
+        if self.attention is not None:
+            self.attention.keys[:, block] = self.attention.values[:, block] = torch.nan
+        return block
+
+
+def new(env: Any, **settings: Any) -> None:
+    """Make a scheduler; settings may be bad ones."""
+    allocator = PrefixCachingAllocator(8, 4)
+    env.solution.ChunkedScheduler(allocator, load_config("nano"), **settings)
+
+
+def serve(
+    env: Any, arrivals: list[Any], aborts: list[Any], num_blocks: int, block_size: int,
+    stage_11: bool = False, **settings: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """Requests through one scheduler on nano; every step from all sides.
+
+    arrivals: [step, request], in order: added before that step. aborts: [step, id], likewise. A
+    step is made even where there is no work yet.
+    stage_11: serve with the scheduler of stage 11, which has no budget.
+    """
+    model = env.counting("nano")
+    attention = PagedAttention(model.config, num_blocks, block_size, dtype=model.dtype)
+    allocator = PoisonedAllocator(num_blocks, block_size)
+    allocator.attention = attention
+    if stage_11:
+        del settings["max_tokens"]
+    kind = Scheduler if stage_11 else env.solution.ChunkedScheduler
+    scheduler = kind(allocator, model.config, **settings)
+    runner = Runner(model, attention, step_batch)
+    arrivals, aborts = list(arrivals), list(aborts)
+    index = 0
+    while arrivals or scheduler.has_work:
+        at_once = []
+        while aborts and aborts[0][0] <= index:
+            output = scheduler.abort(aborts.pop(0)[1])
+            at_once += [] if output is None else [output]
+        while arrivals and arrivals[0][0] <= index:
+            output = scheduler.add(request_of(arrivals.pop(0)[1]))
+            at_once += [] if output is None else [output]
+        before = queues(scheduler)
+        step = scheduler.schedule()
+        fed = fed_by(step)
+        scheduled = {**queues(scheduler), "fits": head_fits(scheduler, allocator, settings)}
+        sequences = list(step.sequences)  # as they were: `update` is the solution's
+        outputs: Any = []
+        refused = ""
+        if sequences:
+            try:
+                tokens = runner(step)
+            except (ValueError, IndexError) as error:  # a step that cannot be laid out
+                refused = f"{type(error).__name__}: {error}"
+            else:
+                outputs = scheduler.update(step, tokens)
+        yield {
+            "at_once": plain(at_once),
+            "before": before,
+            "fed": fed,
+            "scheduled": scheduled,
+            "refused": refused,
+            "outputs": plain(outputs),
+            "after": queues(scheduler),
+            "fed_after": [[s.num_computed, len(s.tokens)] for s in sequences],
+            "found": [len(allocator.cached_blocks(s)) for s in scheduler.running],
+            "books": books(allocator, scheduler),
+            "positions": model.counts.positions,
+        }
+        index += 1
+    step = scheduler.schedule()
+    return {"idle": fed_by(step), "free": allocator.num_free}
+
+
+def fed_by(step: Step) -> list[list[Any]]:
+    """[id, first position, tokens] of each sequence of a step."""
+    return [
+        [sequence.request.request_id, sequence.num_computed, count]
+        for sequence, count in zip(step.sequences, step.counts, strict=True)
+    ]
+
+
+def queues(scheduler: Any) -> dict[str, Any]:
+    """[id, computed, tokens] of who runs, and the ids of who waits."""
+    return {
+        "running": [
+            [s.request.request_id, s.num_computed, len(s.tokens)] for s in scheduler.running
+        ],
+        "waiting": [s.request.request_id for s in scheduler.waiting],
+    }
+
+
+def head_fits(scheduler: Any, allocator: Any, settings: dict[str, Any]) -> bool:
+    """Whether the pool has room for the one that waits longest, as admission reckons it."""
+    if not scheduler.waiting:
+        return False
+    head = scheduler.waiting[0]
+    cached = allocator.cached_blocks(head)
+    needed = allocator.blocks_for(len(head.tokens)) - len(cached)
+    needed += sum(allocator.ref_count(block) == 0 for block in cached)
+    needed += settings.get("watermark", 0) if scheduler.running else 0
+    return bool(needed <= allocator.num_free)
+
+
+def books(allocator: Any, scheduler: Any) -> str:
+    """What is wrong with the pool and the tables; empty if nothing is."""
+    try:
+        allocator.check([s.block_table for s in scheduler.running])
+    except RuntimeError as error:
+        return str(error)
+    held = sum(bool(s.block_table) for s in scheduler.waiting)
+    return f"{held} that wait hold blocks" if held else ""
+
+
+def mismatched(env: Any, requests: list[Any], more: int, **settings: Any) -> Iterator[Any]:
+    """Make a step, update it with `more` tokens too many or too few, and then as it should be.
+
+    Yields the state before, the refusal, and the state after it.
+    """
+    allocator = PrefixCachingAllocator(64, 4)
+    scheduler = env.solution.ChunkedScheduler(allocator, load_config("nano"), **settings)
+    for request in requests:
+        scheduler.add(request_of(request))
+    step = scheduler.schedule()
+    before = [queues(scheduler), [len(allocator.cached_blocks(s)) for s in scheduler.running]]
+    error: BaseException | None = None
+    try:
+        for _ in scheduler.update(step, [7] * (len(step.sequences) + more)):
+            pass  # a generator has done nothing so far; what it is shows elsewhere
+    except Exception as raised:
+        error = raised
+    after = [queues(scheduler), [len(allocator.cached_blocks(s)) for s in scheduler.running]]
+    yield [before, after]
+    if error is not None:
+        raise error
+
+
+def arrivals(
+    env: Any, model: str, running: list[Any], prompts: list[Any], steps: int, num_blocks: int,
+    block_size: int, **settings: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """Requests decode; again and again a long prompt joins them, and so many steps are made.
+
+    prompts: one for each time, each of which ends within those steps.
+    """
+    decoder = env.model(model)
+    attention = PagedAttention(
+        decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=env.device
+    )
+    allocator = PrefixCachingAllocator(num_blocks, block_size)
+    scheduler = env.solution.ChunkedScheduler(allocator, decoder.config, **settings)
+    engine = Engine(scheduler, Runner(decoder, attention, step_batch))
+    for request in running:
+        engine.add(request_of(request))
+    said: list[Output] = []
+    while any(len(s.tokens) == s.num_prompt for s in (*scheduler.waiting, *scheduler.running)):
+        said += engine.step()
+    yield plain(said)  # ready: what follows is timed
+    for prompt in prompts:
+        engine.add(request_of(prompt))
+        for _ in range(steps):
+            yield plain(engine.step())
+
+
+class Watched(list):  # type: ignore[type-arg]
+    """A list that counts the elements that somebody has looked at, in all lists of its kind."""
+
+    looked_at = 0
+
+    def _count(self, elements: int) -> None:
+        Watched.looked_at += elements
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self._count(len(found) if isinstance(place, slice) else 1)
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        self._count(len(self))
+        return super().__iter__()
+
+    def __eq__(self, other: object) -> bool:
+        self._count(len(self))
+        return super().__eq__(other)
+
+    def __contains__(self, value: object) -> bool:
+        self._count(len(self))
+        return super().__contains__(value)
+
+    def copy(self) -> list[Any]:
+        self._count(len(self))
+        return super().copy()
+
+
+def looked_at(env: Any, length: int, count: int, steps: int) -> dict[str, int]:
+    """Decisions alone, nothing computed: `count` sequences decode at a length, for some steps.
+
+    Returns the tokens that were fed, and how many tokens and table entries were looked at.
+    """
+    blocks = -(-(length + steps) // 16)
+    allocator = PrefixCachingAllocator(count * blocks, 16)
+    config = load_config("bench-8b")  # for its long context
+    scheduler = env.solution.ChunkedScheduler(
+        allocator, config, max_running=count, max_tokens=count
+    )
+    for index in range(count):
+        params = SamplingParams(max_new_tokens=length + steps)
+        scheduler.add(Request(f"r{index}", (index,), params))
+    scheduler.update(scheduler.schedule(), [7] * count)
+    for sequence in scheduler.running:  # a past that nobody computed
+        allocator.append(sequence.block_table, 1, length - 1)
+        sequence.tokens = Watched(sequence.tokens[:1] + [7] * (length - 1))
+        sequence.block_table = Watched(sequence.block_table)
+        sequence.num_computed = length - 1
+        allocator.publish(sequence)
+    Watched.looked_at = 0
+    fed = 0
+    for _ in range(steps):
+        step = scheduler.schedule()
+        fed += step.num_tokens
+        scheduler.update(step, [7] * len(step.sequences))
+    return {"fed": fed, "looked_at": Watched.looked_at}
+
+
+def request_of(given: dict[str, Any]) -> Request:
+    """A request from the plain values that the judge sends."""
+    params = SamplingParams(max_new_tokens=given["new"], ignore_eos=given.get("ignore_eos", False))
+    return Request(
+        given["id"], tuple(given["prompt"]), params, tuple(given.get("eos", ())),
+        cache_salt=given.get("salt", ""),
+    )  # fmt: skip
