@@ -249,7 +249,7 @@ class QuantLinear(nn.Module):
             parts = quantize_int8(weight) if bits == 8 else quantize_int4(weight, group_size)
             if not uses_triton(weight.device):
                 self.step = 16 if bits == 8 else group_size  # columns are padded to a multiple
-                parts = packed_for_cpu(*parts, step=self.step)
+                parts = _packed_for_cpu(*parts, step=self.step)
             elif bits == 4:
                 parts = (pack_int4(parts[0], group_size), *parts[1:])
         for name, part in zip(("values", "scales", "zeros"), parts, strict=False):
@@ -288,7 +288,7 @@ class QuantLinear(nn.Module):
 
 
 # solution: begin
-def packed_for_cpu(
+def _packed_for_cpu(
     values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, *, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernels read that PyTorch ships for CPUs. They check no width, and read on past it.

@@ -223,7 +223,8 @@ PAGES: dict[Code, Page] = {
             "The oldest request is preempted for a newer one.",
             "A request that can never fit waits in front of all others.",
         ),
-        "Ask of every step: does the oldest request that is not finished get a token?",
+        "In every step, the oldest request that is not finished must get on. Find the first step "
+        "in which it does not.",
         usual=False,
     ),
     Code.OUT_OF_TURN: _P(
