@@ -264,10 +264,11 @@ def prove(
     The proof of all stages takes about a quarter of an hour on two cores.
     """
     import tempfile
+    from collections import Counter
 
     from course.check.gate import GateOptions
-    from course.check.prove import judges
-    from course.check.prove import prove as prove_stage
+    from course.check.prove import judges, trials
+    from course.check.prove import prove as prove_all
     from course.check.session import Session, Wish
     from course.plain import plain
     from course.study.workspace import stub_source
@@ -283,24 +284,30 @@ def prove(
         threads = max(1, session.machine.cores - 1)
         return GateOptions(path, tier, models[stage.id], threads=threads)
 
-    total = 0
-    broken: list[tuple[Stage, Proof]] = []
-    with judges(session.machine.cores, tier) as side_by_side:
+    held: Counter[str] = Counter()
+    broken: list[Proof] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        todo = []
         for stage in chosen:
-            console.print(f"{stage.id}  {stage.title}  ({models[stage.id]}, {tier})", style="bold")
-            with tempfile.TemporaryDirectory() as scratch, status as say:
-                proofs = prove_stage(
-                    stage, options, stub_source(stage), Path(scratch), say, side_by_side
-                )
-                for proof in proofs:
-                    total += 1
-                    if not proof.holds:
-                        broken.append((stage, proof))
-                    with status.hidden():
-                        _print_proof(console, proof)
-    console.print(f"{total - len(broken)} of {total} claims hold")
-    for stage, proof in broken:  # said again: among a hundred lines one is overlooked
-        console.print(f"{stage.id} {proof.claim.path.stem}: {plain(proof.problem)}")
+            folder = Path(scratch, stage.folder)
+            folder.mkdir()
+            todo += trials(stage, options, stub_source(stage), folder)
+        total = Counter(trial.claim.stage.id for trial in todo)
+        with judges(session.machine.cores, tier) as found, status as say:
+            for proof in prove_all(todo, found, say):
+                if proof.holds:
+                    held[proof.claim.stage.id] += 1
+                else:
+                    broken.append(proof)
+                with status.hidden():
+                    _print_proof(console, proof)
+    for stage in chosen:
+        count = f"{held[stage.id]} of {total[stage.id]}"
+        console.print(f"{stage.id}  {stage.title:<32} {count:>10}  ({models[stage.id]}, {tier})")
+    console.print(f"{held.total()} of {len(todo)} claims hold")
+    for proof in broken:  # said again: among a hundred lines one is overlooked
+        claim = proof.claim
+        console.print(f"{claim.stage.id} {claim.path.stem}: {plain(proof.problem)}")
     raise typer.Exit(1 if broken else 0)
 
 
@@ -309,11 +316,11 @@ def _print_proof(console: Console, proof: Proof) -> None:
 
     from course.plain import plain
 
-    mark = Text("  holds   ", "green") if proof.holds else Text("  BROKEN  ", "red")
+    mark = Text("holds   ", "green") if proof.holds else Text("BROKEN  ", "red")
     code = proof.claim.code.value if proof.claim.code else "passes"
     console.print(
-        mark + f"{proof.claim.kind:<9} {proof.claim.path.stem:<28} {code:<18}"
-        f" {proof.result.seconds:4.0f} s"
+        mark + f"{proof.claim.stage.number:02d} {proof.claim.kind:<9} {proof.claim.path.stem:<28}"
+        f" {code:<18} {proof.result.seconds:4.0f} s"
     )
     if not proof.holds:
         console.print(f"          {plain(proof.problem)}")

@@ -10,7 +10,7 @@ import pytest
 from course.check.codes import Code, Kind
 from course.check.edits import edited
 from course.check.gate import GateOptions
-from course.check.prove import FIRST_LINE, MORE_RUNS, BadWrongSolution, Proof, claims, prove
+from course.check.prove import FIRST_LINE, MORE_RUNS, BadWrongSolution, Proof, claims, prove, trials
 from course.check.result import Exit
 from course.study.workspace import stub_source
 from course.syllabus import Stage, load_syllabus
@@ -32,7 +32,7 @@ def try_all(toy: ToyCourse, folder: Path) -> dict[str, Proof]:
         return GateOptions(path, model="nano")
 
     stage = toy_stage()
-    proofs = prove(stage, options, stub_source(stage), folder)
+    proofs = prove(trials(stage, options, stub_source(stage), folder))
     return {f"{p.claim.kind}:{p.claim.path.stem}": p for p in proofs}
 
 
@@ -124,13 +124,13 @@ def test_a_control_has_to_keep_its_contract(toy: ToyCourse) -> None:
     from course.check.failure import GateFailure
     from course.check.prove import Claim
 
-    claim = Claim("control", Path("x.py"), Code.WRONG_COUNT, "more")
+    claim = Claim(toy_stage(), "control", Path("x.py"), Code.WRONG_COUNT, "more")
     failure = GateFailure(Code.WRONG_COUNT, "a pass too many")
     bad = result(failure=failure, checks=[check(), check("failed")])
     good = result(failure=failure, checks=[check(), check("failed", "number")])
     assert Proof(claim, good).holds
     assert Proof(claim, bad).problem.startswith("the control must keep the contract")
-    passing = Claim("reference", Path("x.py"), None, "passes")
+    passing = Claim(toy_stage(), "reference", Path("x.py"), None, "passes")
     assert Proof(passing, result()).holds
     assert not Proof(passing, result(contract_only=True)).holds
 

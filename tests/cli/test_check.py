@@ -239,6 +239,7 @@ def test_a_proof_that_holds(course: Terminal, toy: ToyCourse) -> None:
     ended = course("prove", "1", *NANO)
     assert ended.status == 0, ended.out
     assert "6 of 6 claims hold" in ended.out
+    assert "stage-01 The toy 6 of 6 (nano, cpu)" in ended.words
     assert "BROKEN" not in ended.out
     for words in (
         "reference toy passes",
@@ -255,7 +256,7 @@ def test_a_proof_that_fails(course: Terminal, toy: ToyCourse) -> None:
     (wrong / "right.py").write_text("# WRONG_VALUE: it is right\n" + toy.reference.read_text())
     ended = course("prove", *NANO)
     assert ended.status == 1
-    assert "BROKEN wrong right WRONG_VALUE" in ended.words
+    assert "BROKEN 01 wrong right WRONG_VALUE" in ended.words
     assert "should fail with WRONG_VALUE, but: PASS" in ended.words
     end = ended.words.partition("6 of 7 claims hold ")[2]
     assert end.startswith("stage-01 right: should fail with WRONG_VALUE, but: PASS")

@@ -175,7 +175,7 @@ def test_proofs_go_to_stdout_even_when_a_spinner_turns(toy: ToyCourse, tmp_path:
     assert "claims hold" in output.read_text()
     assert "holds" in output.read_text()
     assert "holds" not in shown
-    assert "what no clock decides: 2 of 2 tried" in shown
+    assert "2 of 3 claims tried" in shown
     assert "reference: toy" in shown
 
 

@@ -6,8 +6,10 @@
    own, a named wrong solution stands in: one whose first line says it is the control);
 4. every file in gates/wrong/ fails with the code in its first line.
 
-Claims that no clock decides are tried side by side, one on each core, in workers that are forked.
-The others come after, one by one, in workers that are started as `course check` starts them.
+A claim that a clock decides has its workers started as `course check` starts them, and no other
+such claim runs beside it. Claims that no clock decides are tried side by side, one on each core, in
+workers that are forked. On a CPU they also run beside the clock, on the other cores: a gate has to
+hold on a machine that is busy, and so the proof is one of that as well.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import contextlib
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +44,7 @@ MORE_RUNS = 4  # while a machine is too noisy for a verdict; slices add up from 
 class Claim:
     """One solution, and how it must fare: a code, or None for a pass."""
 
+    stage: Stage
     kind: str  # "reference", "stub", "control", "wrong"
     path: Path
     code: Code | None
@@ -97,8 +101,10 @@ class BadWrongSolution(ValueError):
 def claims(stage: Stage) -> list[Claim]:
     """All that must be shown for one stage."""
     found = [
-        Claim("reference", stage.reference, None, "the reference passes"),
-        Claim("stub", stage.home / f"{stage.slug}.py", Code.NOT_IMPLEMENTED, "the stub fails"),
+        Claim(stage, "reference", stage.reference, None, "the reference passes"),
+        Claim(
+            stage, "stub", stage.home / f"{stage.slug}.py", Code.NOT_IMPLEMENTED, "the stub fails"
+        ),
     ]
     controls = 0
     baseline = [stage.baseline] if stage.baseline.exists() else []
@@ -123,7 +129,7 @@ def claims(stage: Stage) -> list[Claim]:
         kind = "control" if match["role"] == "control" else "wrong"
         controls += kind == "control"
         timed = match["role"] == "timed"
-        found.append(Claim(kind, path, Code[match["code"]], match["why"], timed))
+        found.append(Claim(stage, kind, path, Code[match["code"]], match["why"], timed))
     if controls == 0:
         raise BadWrongSolution(
             f"{stage.id} has no control: one wrong solution must keep the contract and fail the "
@@ -139,52 +145,30 @@ def _must_fit(stage: Stage, diff: Path) -> None:
         raise BadWrongSolution(str(error)) from None
 
 
-@contextlib.contextmanager
-def judges(count: int, tier: str) -> Iterator[Executor]:
-    """Processes that judge side by side. They are kept from stage to stage, and end with this one.
+@dataclass(frozen=True)
+class Trial:
+    """A claim that is about to be tried."""
 
-    Args:
-        count: at least 1.
-        tier: "cpu" or "cuda"; on a CPU their workers are forked.
-    """
-    spawn = multiprocessing.get_context("spawn")  # torch has threads: a fork would lose them
-    pool = ProcessPoolExecutor(count, spawn, initializer=_judge, initargs=(os.getpid(), tier))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+    claim: Claim
+    options: GateOptions
 
 
-def _judge(parent: int, tier: str) -> None:
-    """What a process does before it judges."""
-    die_with_parent(parent)
-    if tier == "cpu":  # a driver does not survive a fork
-        host.launch = ForkServer().fork
-
-
-def prove(
-    stage: Stage,
-    options: Callable[[Stage, Path], GateOptions],
-    stub_source: str,
-    scratch: Path,
-    progress: Callable[[str], None] | None = None,
-    side_by_side: Executor | None = None,
-) -> Iterator[Proof]:
-    """Try every claim of one stage.
+def trials(
+    stage: Stage, options: Callable[[Stage, Path], GateOptions], stub_source: str, scratch: Path
+) -> list[Trial]:
+    """Everything that one stage has to show.
 
     Args:
         options: gives the options for checking a path, as `course check` would.
         stub_source: the stub as `course dev stubs` generates it. The student's own folder may have
             been worked in, so the stub is written to `scratch` and checked there; so are the
             solutions that edits of the reference describe.
-        side_by_side: `judges` for what no clock decides; those claims come first, in the order in
-            which they are done. Without it, all are tried here and in order.
+        scratch: a folder of this stage alone, kept until all is tried.
 
     Raises:
-        BadWrongSolution: a first line, or an edit, that says nothing; before anything is run.
+        BadWrongSolution: a first line, or an edit, that says nothing.
     """
-    say = progress or (lambda _: None)
-    trials = []
+    found = []
     for claim in claims(stage):
         path = claim.path
         if claim.kind == "stub":
@@ -196,28 +180,100 @@ def prove(
         chosen = replace(
             options(stage, path), seed=new_seed(), prior={}, contract_only=claim.contract_only
         )
-        trials.append((claim, chosen))
-    if side_by_side is not None:
-        beside = {
-            side_by_side.submit(_try, stage, chosen): claim
-            for claim, chosen in trials
-            if not claim.by_the_clock
-        }
-        for count, done in enumerate(as_completed(beside), 1):
-            say(f"what no clock decides: {count} of {len(beside)} tried")
-            yield Proof(beside[done], done.result())
-        trials = [trial for trial in trials if trial[0].by_the_clock]
-    for claim, chosen in trials:
-        say(f"{claim.kind}: {claim.path.stem}")
-        yield Proof(claim, _try(stage, chosen))
+        found.append(Trial(claim, chosen))
+    return found
 
 
-def _try(stage: Stage, options: GateOptions) -> StageResult:
+@dataclass(frozen=True)
+class Judges:
+    """Processes that judge: one that a clock is read in, and others for what needs none."""
+
+    clock: Executor
+    others: Executor
+    lanes: int  # trials at a time
+    beside_the_clock: bool  # whether others may work while the clock runs
+
+
+@contextlib.contextmanager
+def judges(cores: int, tier: str) -> Iterator[Judges]:
+    """Judges for a machine. They end with this one.
+
+    Args:
+        cores: at least 1.
+        tier: "cpu" or "cuda". On a CPU the workers of the others are forked; a driver does not
+            survive a fork. And of one GPU, only one may be timed.
+    """
+    spawn = multiprocessing.get_context("spawn")  # torch has threads: a fork would lose them
+    parent, cpu = os.getpid(), tier == "cpu"
+    with contextlib.ExitStack() as stack:
+
+        def pool(count: int, forked: bool) -> Executor:
+            made = ProcessPoolExecutor(count, spawn, initializer=_judge, initargs=(parent, forked))
+            stack.callback(made.shutdown, cancel_futures=True)
+            return made
+
+        yield Judges(pool(1, forked=False), pool(cores, forked=cpu), cores, cpu)
+
+
+def _judge(parent: int, forked: bool) -> None:
+    """What a process does before it judges."""
+    die_with_parent(parent)
+    if forked:
+        host.launch = ForkServer().fork
+
+
+def prove(
+    todo: Iterable[Trial],
+    judges: Judges | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Proof]:
+    """Try claims, of one stage or several.
+
+    Args:
+        judges: to try them side by side; proofs come in the order in which they are done. Without
+            any, all are tried here and in order.
+        progress: is told what is going on.
+    """
+    say = progress or (lambda _: None)
+    if judges is None:
+        for trial in todo:
+            say(_named(trial))
+            yield _try(trial)
+        return
+    timed: deque[Trial] = deque()
+    exact: deque[Trial] = deque()
+    for trial in todo:
+        (timed if trial.claim.by_the_clock else exact).append(trial)
+    running: dict[Future[Proof], Trial] = {}
+    total, done, at_the_clock = len(timed) + len(exact), 0, ""
+    while timed or exact or running:
+        clocked = any(trial.claim.by_the_clock for trial in running.values())
+        may_time = judges.beside_the_clock or not (exact or running)
+        if timed and not clocked and may_time:
+            trial = timed.popleft()
+            at_the_clock, clocked = f", at the clock {_named(trial)}", True
+            running[judges.clock.submit(_try, trial)] = trial
+        while exact and len(running) < judges.lanes:
+            trial = exact.popleft()
+            running[judges.others.submit(_try, trial)] = trial
+        say(f"{done} of {total} claims tried{at_the_clock if clocked else ''}")
+        for ended in wait(running, return_when=FIRST_COMPLETED).done:
+            del running[ended]
+            done += 1
+            yield ended.result()
+
+
+def _named(trial: Trial) -> str:
+    return f"{trial.claim.stage.number:02d} {trial.claim.kind} {trial.claim.path.stem}"
+
+
+def _try(trial: Trial) -> Proof:
     """Run the gate. Noise is not a verdict: again, with what was measured so far."""
+    stage, options = trial.claim.stage, trial.options
     result = run_gate(stage, options)
     for _ in range(MORE_RUNS):
         if result.status is not Exit.INCONCLUSIVE:
             break
         prior = {n.name: n.pairs for n in result.numbers if n.pairs}
         result = run_gate(stage, replace(options, prior=prior))
-    return result
+    return Proof(trial.claim, result)
