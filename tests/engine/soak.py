@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,7 +28,7 @@ from course.parts import (
     hash_block,
     step_batch,
 )
-from course.types import FinishReason, Output, Request, SamplingParams, Sequence
+from course.types import FinishReason, Output, Request, SamplingParams, Sequence, Step
 
 MOST_PROMPT, MOST_NEW = 60, 24
 SPACES = [("", ""), ("", "a"), ("b", ""), ("a", "")]
@@ -46,16 +46,16 @@ def solo(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
     return tuple(generate(nano(), list(prompt), new))
 
 
-def poisoned(allocator: type[Any], attention: PagedAttention) -> type[Any]:
-    """An allocator whose blocks hold NaN from the moment they are taken until they are written."""
+def watched(allocator: type[Any], taken: Callable[[int], None]) -> type[Any]:
+    """An allocator that tells which block it takes."""
 
-    class Poisoned(allocator):  # type: ignore[misc]
+    class Watched(allocator):  # type: ignore[misc]
         def take(self) -> int:
             block = super().take()
-            attention.keys[:, block] = attention.values[:, block] = torch.nan
+            taken(block)
             return block
 
-    return Poisoned
+    return Watched
 
 
 @dataclass
@@ -76,7 +76,8 @@ class Tally:
 class Soak:
     """A pool, a scheduler and a stream of requests, all from one seed.
 
-    The three parts are those of the references, or others that should be seen to fail.
+    The three parts are those of the references, or others that should be seen to fail. Without
+    `chunked`, no step has a budget.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Soak:
         *,
         allocator: type[Any] = PrefixCachingAllocator,
         scheduler: type[Any] = Scheduler,
-        chunked: type[Any] = ChunkedScheduler,
+        chunked: type[Any] | None = ChunkedScheduler,
     ) -> None:
         rng = self.rng = random.Random(f"soak {seed}")
         self.tally = Tally()
@@ -95,24 +96,33 @@ class Soak:
         rooms = [largest - 1, largest, largest + 1, largest * 3 // 2, 2 * largest, 6 * largest]
         num_blocks = rooms[seed % len(rooms)]
         attention = PagedAttention(nano().config, num_blocks, self.block_size, dtype=torch.float64)
-        self.allocator = poisoned(allocator, attention)(
+        self.attention = attention
+        self.spaces: dict[int, tuple[str, str]] = {}  # model and salt of what a block holds
+        self.allocator = watched(allocator, self.taken)(
             num_blocks, self.block_size,
             hash_block=rng.choice([hash_block, hash_block, lambda parent, tokens: 7]),
         )  # fmt: skip
         max_running = rng.choice([1, 3, 8, 8])
         settings = {"max_running": max_running, "watermark": rng.choice([0, 0, 1, 2])}
-        if rng.random() < 0.75:
-            settings["max_tokens"] = max_running + rng.choice([0, 3, 16, 200])
-        kind = chunked if "max_tokens" in settings else scheduler
-        self.max_tokens = settings.get("max_tokens")
+        budget = max_running + rng.choice([0, 3, 16, 200])
+        kind = scheduler
+        self.max_running, self.max_tokens = max_running, 10**9
+        if rng.random() < 0.75 and chunked is not None:
+            kind, self.max_tokens, settings["max_tokens"] = chunked, budget, budget
         self.scheduler = kind(self.allocator, nano().config, **settings)
-        self.engine = Engine(self.scheduler, Runner(nano(), attention, step_batch))
+        self.runner = Runner(nano(), attention, step_batch)
+        self.engine = Engine(self.scheduler, self.compute)
         self.beginnings = [self.draw(rng.randrange(1, 40)) for _ in range(4)]
         self.arrivals = rng.choice([0.1, 0.3, 0.8])  # per step
         self.said: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
         self.names = (f"r{i}" for i in range(10**9))
         self.waited: dict[str, int] = {}
+
+    def taken(self, block: int) -> None:
+        """A block is somebody's: until it is written it holds NaN, so that reading it shows."""
+        self.attention.keys[:, block] = self.attention.values[:, block] = torch.nan
+        self.spaces.pop(block, None)
 
     def draw(self, count: int) -> tuple[int, ...]:
         """Random tokens."""
@@ -201,6 +211,11 @@ class Soak:
             self.note(output)
         self.books()
 
+    def compute(self, step: Step) -> list[int]:
+        """One pass, within the budget."""
+        assert 1 <= step.num_tokens <= self.max_tokens
+        return self.runner(step)
+
     def note(self, output: Output) -> None:
         """A token, and perhaps the end of a request."""
         said = self.said[output.request_id]
@@ -226,9 +241,9 @@ class Soak:
         """The pool, the tables and the queues agree."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
         assert not idle or not (running or waiting)
-        assert len(running) <= self.scheduler.max_running
-        assert {s.request.request_id for s in (*running, *waiting)} == set(self.said)
-        assert len(self.said) == len(running) + len(waiting)
+        assert len(running) <= self.max_running
+        # Whoever came first runs first: `said` is in the order of arrival.
+        assert [s.request.request_id for s in (*running, *waiting)] == list(self.said)
         assert not any(s.block_table for s in waiting)
         tables = [s.block_table for s in running]
         self.allocator.check(tables)
@@ -238,6 +253,9 @@ class Soak:
         assert self.allocator.num_free == self.allocator.num_blocks - len(held)
         for sequence in running:
             assert not sequence.finished
+            space = (sequence.request.model, sequence.request.cache_salt)
+            for block in sequence.block_table:
+                assert self.spaces.setdefault(block, space) == space, f"block {block} is not theirs"
             for block in self.writable(sequence):
                 assert held[block] == 1, f"block {block} would be written, and is shared"
 

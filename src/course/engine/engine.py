@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from course.engine.runner import Runner
-from course.types import Output, Request
+from course.types import Output, Request, Step
 
 
 class Engine:
@@ -13,10 +13,10 @@ class Engine:
 
     Args:
         scheduler: decides, as stage 11's Scheduler or one that extends it.
-        runner: computes what was decided.
+        runner: computes what was decided, as Runner: a token for each sequence of a step.
     """
 
-    def __init__(self, scheduler: Any, runner: Runner) -> None:
+    def __init__(self, scheduler: Any, runner: Callable[[Step], list[int]]) -> None:
         self.scheduler = scheduler
         self.runner = runner
 
