@@ -176,7 +176,7 @@ def test_proofs_go_to_stdout_even_when_a_spinner_turns(toy: ToyCourse, tmp_path:
     assert "holds" in output.read_text()
     assert "holds" not in shown
     assert "2 of 3 claims tried" in shown
-    assert "reference: toy" in shown
+    assert "at the clock 01 reference toy" in shown
 
 
 def test_output_that_nobody_reads(toy: ToyCourse) -> None:
