@@ -181,7 +181,7 @@ class PrefixPool:
         """The end of a sequence, or only of its blocks."""
         self.model.free(name)
         line = self.model.lines[name]
-        line.computed = line.found = 0
+        line.computed = 0
         if forget:
             del self.model.lines[name]
         doing = f"free({name})"

@@ -4,6 +4,7 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from stage_07_block_allocator import do, look, watch
 
 from course.engine import Runner
 from course.parts import PagedAttention, step_batch
-from course.types import Request, SamplingParams, Sequence, Step
+from course.types import OutOfBlocks, Request, SamplingParams, Sequence, Step
 
 __all__ = [
-    "admit", "append", "check", "compute", "deep", "do", "first_tokens", "fork", "free", "hashes",
-    "kept_bytes", "look", "lookup", "make", "new", "open_pool", "publish", "recycle", "state",
-    "touch",
+    "admit", "append", "asks", "check", "compute", "deep", "do", "first_tokens", "fork", "free",
+    "hashes", "kept_bytes", "look", "lookup", "make", "new", "open_pool", "publish", "recycle",
+    "state", "touch",
 ]  # fmt: skip
 
 POOLS: dict[str, "Pool"] = {}  # by the name that the judge gives them
@@ -192,7 +193,7 @@ def free(env: Any, pool: str, name: str, forget: bool) -> dict[str, Any]:
     kept = POOLS[pool]
     sequence = kept.sequences[name]
     reply = kept.run(lambda: kept.allocator.free(sequence.block_table))
-    sequence.num_computed = sequence.num_cached = 0
+    sequence.num_computed = 0  # num_cached stays: it says what the last admission has found
     if forget:
         del kept.sequences[name]
     return kept.state(reply["result"])
@@ -226,6 +227,29 @@ def hashes(env: Any, calls: list[Any]) -> list[Any]:
     return found
 
 
+def asks(env: Any, tokens: list[int], salts: list[str], block_size: int) -> list[Any]:
+    """What a planted `hash_block` is asked about a text that is published, and then looked up.
+
+    For each salt: (parent, tokens, what it answered) of every call.
+    """
+    found: list[Any] = []
+
+    def recording(parent: Any, block: Any) -> int:
+        found[-1].append((parent, block, hash((parent, block))))
+        return hash((parent, block))
+
+    kind = env.solution.PrefixCachingAllocator
+    allocator = kind(4 * len(tokens), block_size, hash_block=recording)
+    for salt in salts:
+        found.append([])
+        for _ in range(2):
+            sequence = Sequence.of(asked({"prompt_ids": tokens, "cache_salt": salt}))
+            allocator.admit(sequence)
+            sequence.num_computed = len(tokens)
+            allocator.publish(sequence)
+    return found
+
+
 def make(env: Any, num_blocks: Any, block_size: Any) -> None:
     """Make an allocator, and nothing else."""
     env.solution.PrefixCachingAllocator(num_blocks, block_size)
@@ -238,16 +262,63 @@ def new(env: Any, pool: str, num_blocks: Any, block_size: Any, watched: bool = F
     PLAIN_POOLS[pool] = PlainPool(allocator, num_blocks, watched)
 
 
-def deep(env: Any, blocks: int) -> list[int]:
+class Token(int):
+    """A token that counts how often one is compared with another."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Token.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+class Watched(list):  # type: ignore[type-arg]
+    """A list that counts the items that are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        got = super().__getitem__(index)
+        Watched.read += len(got) if isinstance(index, slice) else 1
+        return got
+
+    def __iter__(self) -> Any:
+        Watched.read += len(self)
+        return super().__iter__()
+
+    def __reversed__(self) -> Any:
+        Watched.read += len(self)
+        return super().__reversed__()
+
+
+class Parent:
+    """The field `parent` of a Prefix, which counts how often a text is followed back."""
+
+    read = 0
+
+    def __get__(self, prefix: Any, kind: Any) -> Any:
+        Parent.read += 1
+        return self if prefix is None else prefix.__dict__["parent"]
+
+    def __set__(self, prefix: Any, value: Any) -> None:
+        prefix.__dict__["parent"] = value
+
+
+def deep(env: Any, blocks: int) -> dict[str, Any]:
     """A text of many blocks, of which the first copy has been taken while its twin went on.
 
-    It is computed anew. Gives the blocks found then, for the text and what its twin added to it.
+    It is computed anew. Gives the blocks found then, for the text and what its twin added to it;
+    how many tokens were compared and parents looked at in all; and how many items of the twin's
+    tokens and table were read to publish its last block.
     """
-    allocator = env.solution.PrefixCachingAllocator(2 * blocks + 2, 1)
+    allocator = env.solution.PrefixCachingAllocator(2 * blocks + 3, 1)
     text = list(range(blocks))
+    more = [blocks + 1, blocks + 2]
 
     def admitted(tokens: list[int]) -> Sequence:
-        sequence = Sequence.of(asked({"prompt_ids": tokens}))
+        sequence = Sequence.of(asked({"prompt_ids": [Token(token) for token in tokens]}))
         allocator.admit(sequence)
         return sequence
 
@@ -255,17 +326,31 @@ def deep(env: Any, blocks: int) -> list[int]:
         sequence.num_computed = len(sequence.tokens)
         allocator.publish(sequence)
 
+    def grown(sequence: Sequence, tokens: list[int]) -> None:
+        allocator.append(sequence.block_table, len(sequence.tokens), len(tokens))
+        sequence.tokens += [Token(token) for token in tokens]
+
+    Token.compared = Parent.read = 0
+    env.solution.Prefix.parent = Parent()  # a key of a class of one's own is not counted
     first, twin = admitted(text), admitted(text)
     computed(first)
     computed(twin)
-    allocator.append(twin.block_table, blocks, 2)
-    twin.tokens += [-1, -2]
+    grown(twin, more[:1])
     computed(twin)
-    for tokens in ([-3] * blocks, text):  # who takes the first copy; and the text, once more
+    grown(twin, more[1:])
+    twin.tokens, twin.block_table = Watched(twin.tokens), Watched(twin.block_table)
+    Watched.read = 0
+    computed(twin)
+    read = Watched.read
+    for tokens in ([blocks] * blocks, text):  # who takes the first copy; and the text, once more
         allocator.free(first.block_table)
         first = admitted(tokens)
         computed(first)
-    return list(allocator.cached_blocks(Sequence(twin.request, [*text, -1, -2, -4])))
+    last = [Token(token) for token in (*text, *more, 0)]
+    found = list(allocator.cached_blocks(Sequence(twin.request, last)))
+    del env.solution.Prefix.parent
+    compared = Token.compared + Parent.read
+    return {"found": found, "compared": compared, "read": read}
 
 
 # -- numbers --------------------------------------------------------------------------------------
@@ -293,21 +378,36 @@ def first_tokens(
 
 
 def kept_bytes(env: Any, num_blocks: int, block_size: int, rounds: int) -> int:
-    """Bytes of Python objects by which a pool grows while it serves texts that it has never seen.
+    """Bytes of Python objects by which a pool grows while it serves texts that it has never seen,
+    and twins of them, refuses some, and then serves one of them again and again.
 
     The first `num_blocks` texts are left out: every block has been cached by then.
     """
     allocator = env.solution.PrefixCachingAllocator(num_blocks, block_size)
     rng = random.Random(num_blocks)
+    names = iter(range(10**12))
 
-    def play(count: int) -> None:
-        for _ in range(count):
-            tokens = [rng.randrange(999) for _ in range(3 * block_size + 1)]
-            sequence = Sequence.of(asked({"prompt_ids": tokens}))
+    def new(tokens: list[int]) -> Sequence:
+        return Sequence.of(asked({"request_id": f"r{next(names)}", "prompt_ids": tokens}))
+
+    def serve(tokens: list[int], copies: int) -> None:
+        twins = [new(tokens) for _ in range(copies)]
+        for sequence in twins:
             allocator.admit(sequence)
+        for sequence in twins:
             sequence.num_computed = len(tokens)
             allocator.publish(sequence)
+        for sequence in twins:
             allocator.free(sequence.block_table)
+
+    def play(count: int) -> None:
+        for index in range(count):
+            tokens = [rng.randrange(999) for _ in range(3 * block_size + 1)]
+            with suppress(OutOfBlocks):
+                allocator.admit(new(tokens), reserve=num_blocks)
+            serve(tokens, 1 + index % 2)
+        for _ in range(count):
+            serve(tokens, 1)
 
     tracemalloc.start()
     try:
