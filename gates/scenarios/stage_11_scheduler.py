@@ -267,13 +267,16 @@ def memory_of(env: Any) -> int:
 
 
 def endless(env: Any, waiting: int) -> tuple[Any, Any]:
-    """A scheduler with room for eight, and many that wait. Every request is like every other."""
-    allocator = PrefixCachingAllocator(64, 4)
-    scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=8, watermark=2)
+    """A scheduler with many that wait, which preempts in one step of four.
+
+    Every request is like every other.
+    """
+    allocator = PrefixCachingAllocator(10, 4)
+    scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=8)
     names = iter(range(10**9))
 
     def add() -> None:
-        params = SamplingParams(max_new_tokens=2)
+        params = SamplingParams(max_new_tokens=12)
         scheduler.add(Request(f"r{next(names)}", (1, 2, 3, 4, 5), params))
 
     for _ in range(waiting + 8):
@@ -296,7 +299,8 @@ def queued(env: Any, size: int, block_size: int, batch: int) -> Iterator[int]:
 def kept_bytes(env: Any, rounds: int) -> int:
     """Bytes of Python objects by which a scheduler grows while requests come and go.
 
-    Some are refused, some ask for nothing, some are aborted. The first hundred are left out.
+    Some are refused, some ask for nothing, some are aborted, some are preempted. The first hundred
+    are left out.
     """
     allocator = PrefixCachingAllocator(6, 4)
     scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=3)
@@ -304,7 +308,7 @@ def kept_bytes(env: Any, rounds: int) -> int:
     def play(first: int, last: int) -> None:
         for i in range(first, last):
             prompt = tuple((i + k) % 256 for k in range(5))
-            for name, new in zip("abcde", (6, 9, 0, 40, 3), strict=True):
+            for name, new in zip("abcde", (10, 9, 0, 40, 3), strict=True):
                 scheduler.add(Request(f"{name}{i}", prompt, SamplingParams(max_new_tokens=new)))
             scheduler.abort(f"e{i}")
             while scheduler.has_work:

@@ -83,7 +83,7 @@ class Scheduler:
 
         Raises:
             ValueError, TypeError: as `check_generation`, naming the prompt as `prompt_ids`; the id
-                is that of a request that waits or runs (`request_id`).
+                is that of a request that waits or runs (`request_id`), whatever it asks for.
         """
         limit = check_generation(
             self.config, request.prompt_ids, request.params.max_new_tokens, request.eos_ids
