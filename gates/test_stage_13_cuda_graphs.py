@@ -281,7 +281,7 @@ class TestRunner:
         """what no graph was captured for is right too, and so is the replay after it"""
         texts = Texts(gate, 80, BLOCK, WIDTH)
         steps = random_decodes(gate, texts, [3, 4])
-        wide = texts.join(reserve=WIDTH + 2)
+        wide = texts.join(reserve=WIDTH + 1)
         few = texts.running[:3]
         steps.append(texts.step({wide: WIDTH * BLOCK}))
         steps.append(texts.step(dict.fromkeys([few[0], wide], 1)))  # a table wider than the graphs'
@@ -303,7 +303,7 @@ class TestRunner:
         """logits come for the rows that the step names, in that order"""
         texts = Texts(gate, 60, BLOCK, WIDTH)
         steps = random_decodes(gate, texts, [4, 3])
-        for wanted in ([2, 0], [1], [0, 1, 2], [2, 1, 0]):
+        for wanted in ([2, 0], [1], [0, 1, 2], [2, 1, 0], [1, 1], [1, 0, 2, 0, 1]):
             fields, rows = texts.step(dict.fromkeys(texts.shuffled(3), 1))
             fields["logit_rows"] = wanted
             steps.append((fields, [rows[row] for row in wanted]))
@@ -359,6 +359,22 @@ class TestRunner:
             before = after
         served.check()
 
+    def test_where_buffers_lie(self, gate: GateRun) -> None:
+        """on the model's device, wherever torch puts tensors by default"""
+        try:
+            expect.result_of(
+                lambda: gate.candidate.call(
+                    "made_elsewhere", model="nano", buckets=[4, 2], width=WIDTH
+                ),
+                'a runner, while new tensors lie on "meta" by default',
+            )
+        except GateFailure as failure:
+            failure.likely = (
+                "A new tensor needs `device=`. Without it, it lies on the host, where no kernel of "
+                "a GPU finds it."
+            )
+            raise
+
     @pytest.mark.parametrize(
         ("argument", "buckets", "width", "kinds"),
         [
@@ -387,6 +403,9 @@ def run(gate: GateRun) -> Served:
     texts = Texts(gate, 120, BLOCK, WIDTH)
     sizes = [round(low * (high / low) ** gate.rng.random()) for _ in range(30)]
     steps = random_decodes(gate, texts, [2, *sizes, 1, 3, max(gate.bar("buckets"))])
+    fields, rows = texts.step(dict.fromkeys(texts.shuffled(3), 1))
+    fields["logit_rows"] = [2, 0]  # a replay has these as well
+    steps.append((fields, [rows[2], rows[0]]))
     return Served(gate, texts, steps, "a run of decodes", buckets=gate.bar("buckets")).check()
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "graphed",
     "left_behind",
     "made",
+    "made_elsewhere",
     "planned_in_layers",
     "read_by_graphs",
     "steps",
@@ -147,6 +148,7 @@ def captured_attention(
 ) -> Iterator[list[torch.Tensor]]:  # fmt: skip
     """The same in a graph that was captured before the first step, for rows that are nobody's.
 
+    The batch holds junk when it is planned, and rows for nobody from then on.
     Steps that are no decode of as many rows as the last one run eagerly, as in an engine.
     """
     graphs = graphs_of(env)
@@ -154,21 +156,23 @@ def captured_attention(
     attend = env.solution.GraphDecodeAttention(config, num_blocks, block_size, device=env.device)
     poison(attend)
     rows = len(todo[-1][1]["context_lens"])
-    step = batch_from(
-        {
-            "token_ids": [0] * rows, "positions": [0] * rows,
-            "query_start_loc": list(range(rows + 1)), "context_lens": [1] * rows,
-            "block_tables": [[0] * width] * rows, "slot_mapping": [-1] * rows,
-            "logit_rows": list(range(rows)),
-        },
-        env.device,
-    )  # fmt: skip
+    nobody = {
+        "token_ids": [0] * rows, "positions": [0] * rows,
+        "query_start_loc": list(range(rows + 1)), "context_lens": [1] * rows,
+        "block_tables": [[0] * width] * rows, "slot_mapping": [-1] * rows,
+        "logit_rows": list(range(rows)),
+    }  # fmt: skip
+    step = batch_from(nobody, env.device)
     inputs = [[tensor.to(env.device)[None].clone() for tensor in layer] for layer in todo[-1][2]]
 
     def run() -> list[torch.Tensor]:
         return [attend(layer, *tensors) for layer, tensors in enumerate(inputs)]
 
+    for name in nobody:
+        getattr(step, name).fill_(Echo.JUNK)
     attend.plan(step)
+    for name, values in nobody.items():
+        getattr(step, name).copy_(torch.tensor(values))
     side = graphs.Stream()
     side.wait_stream(graphs.current_stream())
     with graphs.stream(side):
@@ -292,8 +296,10 @@ class Echo:
         yield self.weight
 
     def plan(self, batch: StepBatch) -> None:
-        """As an attention's."""
+        """As an attention's. Room for what is noted is made here, outside of any graph's pool."""
         self.batch = batch
+        tensors = {name: getattr(batch, name) for name in (*self.NAMES, "token_ids", "positions")}
+        self._room(len(batch.token_ids), tensors)
 
     def __call__(self, layer: int, q: Any, k: Any, v: Any) -> Any:
         """As an attention's: writes down what the batch says."""
@@ -303,7 +309,7 @@ class Echo:
     def forward(
         self, token_ids: Any, positions: Any, attend: Any, logit_rows: Any = None, taps: Any = ()
     ) -> Any:
-        """As a model's; the logits [L, V] say nothing of use."""
+        """As a model's; the logits say nothing of use."""
         if self.batch is None:
             raise RuntimeError("attend.plan was not called before a forward pass")
         rows = token_ids.shape[1]
@@ -311,15 +317,21 @@ class Echo:
         q = torch.ones(1, rows, 1, 1, device=self.device)
         attend(0, q, q, q)
         said = token_ids[0][:, None].float() @ self.weight  # a library's, as a model's are
-        return said if logit_rows is None else said[logit_rows]
+        return said[None] if logit_rows is None else said[logit_rows]
 
     def _note(self, rows: int, tensors: dict[str, torch.Tensor]) -> None:
+        kept = self._room(rows, tensors)
+        for name, tensor in tensors.items():
+            kept[name].copy_(tensor)
+
+    def _room(self, rows: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         kept = self.read.setdefault((rows, *self.batch.block_tables.shape), {})
         for name, tensor in tensors.items():
             if name not in kept:
                 kept[name] = torch.full_like(tensor, self.JUNK)
-            kept[name].copy_(tensor)
+        return kept
 
+    @torch.inference_mode()  # a runner may be in it when it plans
     def told(self) -> dict[str, Any] | None:
         """What was read since the last call of this; None if nothing was."""
         found = None
@@ -350,6 +362,21 @@ def made(env: Any, model: str, buckets: Any, width: Any) -> None:
     attend.keys.zero_()
     attend.values.zero_()
     env.solution.GraphRunner(decoder, attend, buckets, width, graphs_of(env))
+
+
+def made_elsewhere(env: Any, model: str, buckets: list[int], width: int) -> None:
+    """Make a runner and take a step while new tensors, unless told where to, lie on "meta".
+
+    On a GPU the default is another device than the model's, too: the host.
+    """
+    decoder = env.model(model)
+    attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=env.device)
+    attend.keys.zero_()
+    attend.values.zero_()
+    batch = batch_from(decode_fields([5] * (max(buckets) - 1), 4, width), env.device)
+    with torch.device("meta"):
+        runner = env.solution.GraphRunner(decoder, attend, buckets, width, graphs_of(env))
+        runner(batch)
 
 
 def decode_fields(lengths: list[int], block_size: int, width: int) -> dict[str, Any]:
@@ -401,7 +428,7 @@ def planned_in_layers(env: Any, model: str, rows: int, block_size: int) -> list[
 def left_behind(
     env: Any, model: str, buckets: list[int], width: int, rows: int, times: int
 ) -> list[int]:
-    """Bytes of tensors that are alive after one decode step, and after several."""
+    """Bytes of tensors that are alive after an eager and a replayed step, and after several."""
     decoder = env.model(model)
     attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=env.device)
     attend.keys.zero_()
@@ -411,7 +438,8 @@ def left_behind(
     new = NewTensors()
     for index in range(times):
         length = 2 + index % (4 * width - 2)
-        runner(batch_from(decode_fields([length] * rows, 4, width), env.device))
+        for some in (max(buckets) + 1, rows):  # eagerly, and by a replay
+            runner(batch_from(decode_fields([length] * some, 4, width), env.device))
         if index in (0, times - 1):
             found.append(new.bytes())
     return found

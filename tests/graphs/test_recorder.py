@@ -299,6 +299,47 @@ def test_gaps_are_cut_and_joined() -> None:
     assert large.pool() == small.pool() == again.pool() == pool
 
 
+def test_a_capture_writes_nothing_to_another_graph() -> None:
+    x = torch.ones(3)
+    one, out = capture(lambda: x * 2)
+    one.replay()
+    two = graphs.CUDAGraph()
+    with graphs.graph(two):
+        out.add_(1)
+    assert out.tolist() == [2, 2, 2]
+    two.replay()
+    assert out.tolist() == [3, 3, 3]
+
+
+def test_empty_memory_holds_what_was_written_last() -> None:
+    box = {}
+
+    def work() -> torch.Tensor:
+        box["x"] = torch.empty(3)
+        return box["x"] * 2
+
+    graph, out = capture(work)
+    assert graph.num_operations == 1
+    box["x"].fill_(4)
+    graph.replay()
+    assert out.tolist() == [8, 8, 8]
+
+
+def test_a_shape_that_changes_in_place_is_no_operation() -> None:
+    x = torch.ones(3)
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        row = x + 1
+        same = row[:]
+        row.unsqueeze_(0)
+        return row + torch.ones(2, 3), same + 1
+
+    graph, (grid, line) = capture(work)
+    graph.replay()
+    assert grid.tolist() == [[3, 3, 3]] * 2
+    assert line.tolist() == [3, 3, 3]
+
+
 def test_a_tensor_of_one_graph_is_read_by_another() -> None:
     x = torch.ones(3)
     one, between = capture(lambda: x * 2)
@@ -355,6 +396,26 @@ def test_a_decode_step_is_replayed_bit_for_bit() -> None:
     with torch.inference_mode():
         graph.replay()
     assert torch.equal(logits, step())
+
+
+def test_inference_mode_hides_no_operation() -> None:
+    """There, torch hands out `to` and `reshape` whole, and both may copy or not."""
+    x = torch.arange(4).view(2, 2)
+
+    def work() -> torch.Tensor:
+        return (x.float() @ torch.eye(2)).t().reshape(4).contiguous()
+
+    with torch.inference_mode():
+        graph, out = capture(work)
+        x.mul_(10)
+        graph.replay()
+        assert out.tolist() == [0, 20, 10, 30]
+        for waits in (lambda: x[0, 0].item(), lambda: x[x > 1], lambda: torch.where(x > 1)):
+            with (
+                pytest.raises(RuntimeError, match="not permitted"),
+                graphs.graph(graphs.CUDAGraph()),
+            ):
+                waits()
 
 
 def test_capture_inside_inference_mode() -> None:

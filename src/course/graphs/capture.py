@@ -13,7 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from course.graphs.pool import Address, Handle, Pool, graph_pool_handle, pool_of
-from course.graphs.streams import LIBRARY_CALLS, WARM, Stream, is_capturing, set_capturing
+from course.graphs.streams import (
+    LIBRARY_CALLS,
+    WARM,
+    Stream,
+    in_parts,
+    is_capturing,
+    set_capturing,
+)
 
 __all__ = ["CUDAGraph", "graph"]
 
@@ -23,6 +30,10 @@ NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 # that could be seen below.
 READS = ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__", "__dlpack__")
 BRINGS = ("tensor", "as_tensor", "asarray", "new_tensor", "from_numpy", "frombuffer")
+
+# Memory is taken, and nothing runs: what lies there afterwards is whoever wrote it last.
+ALLOCATES = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty")
+ALLOCATES += ("new_empty_strided",)
 
 ATTENTION = "_scaled_dot_product"  # tagged as random for its dropout, which is 0 here
 
@@ -197,6 +208,8 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         """Record `func`, and give a result of the right shape."""
         kwargs = kwargs or {}
+        if (result := in_parts(self, func, args, kwargs)) is not NotImplemented:
+            return result
         name = func.overloadpacket.__name__
         if name == "lift_fresh":  # a tensor out of Python's numbers
             if args[0].dim() > 0:
@@ -204,12 +217,16 @@ class _Recorder(TorchDispatchMode):
             self._numbers.append(args[0])  # `x[i] = 0.0`: a GPU takes the number as an argument
             return args[0]
         self._check(func, name, args, kwargs)
-        written = [t for t in _written(func, args, kwargs) if not Address.of(t).in_pool]
+        if torch.Tag.inplace_view in func.tags:  # `unsqueeze_`: another shape, and no operation
+            return func(*args, **kwargs)
+        written = [t for t in _written(func, args, kwargs) if not self._is_made_here(t)]
         result = _handed_back(func, args, kwargs) if written else func(*args, **kwargs)
         if func.is_view:
             return result
         known = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = tree_map(lambda part: self._in_pool(part, known), result)
+        if name in ALLOCATES:
+            return result
         self.operations.append(
             Operation(
                 func, tree_map(self._address, args), tree_map(self._address, kwargs),
@@ -237,6 +254,10 @@ class _Recorder(TorchDispatchMode):
                 f"the first use of {name} sets up a library: run the pass before the capture, "
                 "inside `graphs.stream(...)`"
             )
+
+    def _is_made_here(self, tensor: Tensor) -> bool:
+        """Whether this capture has made a tensor; another graph's is somebody else's."""
+        return id(Address.of(tensor).memory) in self._made
 
     def _is_number(self, value: Any) -> bool:
         """Whether a tensor is a number of Python's that torch has wrapped."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["Stream", "current_stream", "stream", "synchronize"]
@@ -15,6 +16,7 @@ __all__ = ["Stream", "current_stream", "stream", "synchronize"]
 LIBRARY_CALLS = frozenset({"addmm", "baddbmm", "bmm", "linear", "mm"})
 WARM: set[str] = set()  # those that have run inside `stream(...)` in this process
 
+_IN_PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
 _capturing = False
 
 
@@ -67,6 +69,20 @@ def synchronize() -> None:
         )
 
 
+def in_parts(mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Run `func` as the operations that it is made of, each seen by the mode.
+
+    Inside `torch.inference_mode` torch hands out `matmul` or `reshape` as they are, of which one
+    cannot tell what they compute, or whether they copy; elsewhere it takes them apart itself.
+
+    Returns NotImplemented for what is one operation.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _IN_PARTS):
+        return NotImplemented
+    with mode:
+        return func.decompose(*args, **kwargs)
+
+
 class _Warming(TorchDispatchMode):
     """Notes which libraries have been used."""
 
@@ -74,8 +90,11 @@ class _Warming(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run `func` and note its name."""
+        kwargs = kwargs or {}
+        if (result := in_parts(self, func, args, kwargs)) is not NotImplemented:
+            return result
         WARM.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
