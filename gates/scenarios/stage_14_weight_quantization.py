@@ -34,7 +34,7 @@ __all__ = [
 def quantized(
     env: Any, weight: Any, bits: int, group_size: Any = 32, layout: str = "plain"
 ) -> dict[str, Any]:
-    """What the solution makes of a weight, and the weight afterwards.
+    """What the solution makes of a weight, whether its values are contiguous, and the weight then.
 
     layout: "transposed" for a weight whose columns are contiguous, "strided" for every other one of
     a wider tensor.
@@ -45,7 +45,9 @@ def quantized(
         found = env.solution.quantize_int8(weight)
     else:
         found = env.solution.quantize_int4(weight, group_size)
-    return {"found": found, "weight": weight}
+    values = found[0] if isinstance(found, (tuple, list)) and found else None
+    whole = not isinstance(values, torch.Tensor) or values.is_contiguous()
+    return {"found": found, "contiguous": whole, "weight": weight}
 
 
 def laid_out(weight: torch.Tensor, layout: str) -> torch.Tensor:
@@ -74,30 +76,42 @@ def matmul(env: Any, x: torch.Tensor, weight: list[Any], group_size: int) -> Any
 
 
 def loaded(env: Any, x: torch.Tensor, weight: list[Any], group_size: int) -> dict[str, Any]:
-    """The same in the interpreter, with the bytes that the kernel loads."""
-    names = ("values", "scales", "zeros")
-    tensors = dict(zip(names, weight, strict=False))
-    with LoadedBytes({"x": x, **tensors}) as bytes_loaded:
-        out = env.solution.quant_matmul(x, *weight, group_size=group_size)
-    steps = [name for name in ("scales", "zeros") if name in tensors]
+    """The same in the interpreter, with the bytes that the kernel loads, and those next to them."""
+    tensors, around = {}, {}
+    for name, tensor in zip(("x", "values", "scales", "zeros"), (x, *weight), strict=False):
+        tensors[name], around[f"before {name}"], around[f"past {name}"] = in_the_middle(tensor)
+    given, *parts = tensors.values()
+    with LoadedBytes({**tensors, **around}) as bytes_loaded:
+        out = env.solution.quant_matmul(given, *parts, group_size=group_size)
     return {
         "out": out,
         "values": bytes_loaded.of("values"),
-        "steps": bytes_loaded.of(*steps),
-        "total": bytes_loaded.total,
+        "steps": bytes_loaded.of(*(name for name in tensors if name in ("scales", "zeros"))),
+        "past": {name: bytes_loaded.of(name) for name in around},
     }
+
+
+def in_the_middle(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tensor within a larger one; what lies before it there; and what lies behind it."""
+    room, size = 1 << 16, tensor.numel()
+    home = torch.zeros(room + size + room, dtype=tensor.dtype)
+    home[room : room + size] = tensor.flatten()
+    return home[room : room + size].view(tensor.shape), home[:room], home[room + size :]
 
 
 def linear(
     env: Any, weight: Any, bias: Any, bits: Any, group_size: Any, inputs: list[Any],
     layout: str = "plain",
 ) -> dict[str, Any]:  # fmt: skip
-    """What a layer says to each input; and the weight, the inputs and the names afterwards."""
+    """What a layer says to each input; and the weight and the inputs afterwards.
+
+    layout: of the weight and of the inputs.
+    """
     if isinstance(weight, torch.Tensor):
         weight = laid_out(weight.to(env.device), layout)
     bias = bias.to(env.device) if isinstance(bias, torch.Tensor) else bias
     layer = env.solution.QuantLinear(weight, bias, bits, group_size)
-    inputs = [x.to(env.device) for x in inputs]
+    inputs = [laid_out(x.to(env.device), layout) for x in inputs]
     before = [x.clone() for x in inputs]
     outputs = [layer(x) for x in inputs]
     return {
@@ -130,13 +144,13 @@ def held_bytes(
     layer = env.solution.QuantLinear(weight, bias, bits, group_size)
     del weight, bias
     held = [made.bytes()]
-    for rows in (1, 3):
+    for rows in (1, 3, 40):
         layer(torch.ones(rows, shape[1], device=env.device, dtype=kind))
     return [*held, made.bytes()]
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor, in bytes, that an operation makes or reads; views are no operations."""
+class Traffic(TorchDispatchMode):
+    """Bytes of the tensors that operations make, and of those they read; views are none."""
 
     made = 0
     read_float = 0  # of floating type: a weight that a product reads in full precision
@@ -149,24 +163,24 @@ class Largest(TorchDispatchMode):
         if not func.is_view:
             for part in result if isinstance(result, (list, tuple)) else [result]:
                 if isinstance(part, torch.Tensor):
-                    self.made = max(self.made, part.numel() * part.element_size())
-            for part in args:
+                    self.made += part.numel() * part.element_size()
+            for part in (*args, *(kwargs or {}).values()):
                 if isinstance(part, torch.Tensor) and part.is_floating_point():
-                    self.read_float = max(self.read_float, part.numel() * part.element_size())
+                    self.read_float += part.numel() * part.element_size()
         return result
 
 
-def made_bytes(env: Any, shape: list[int], bits: int, group_size: int) -> dict[str, int]:
-    """The largest tensors that a layer makes and reads for one row."""
+def made_bytes(env: Any, shape: list[int], bits: int, group_size: int, rows: int) -> dict[str, int]:
+    """Bytes that a layer makes, and reads in a floating type, for so many rows."""
     generator = torch.Generator().manual_seed(sum(shape))
     weight = torch.randn(shape, generator=generator).to(env.device)
     layer = env.solution.QuantLinear(weight, None, bits, group_size)
     del weight
-    x = torch.ones(1, shape[1], device=env.device)
+    x = torch.ones(rows, shape[1], device=env.device)
     layer(x)
-    with Largest() as largest:
+    with Traffic() as traffic:
         layer(x)
-    return {"made": largest.made, "read_float": largest.read_float}
+    return {"made": traffic.made, "read_float": traffic.read_float}
 
 
 def nano(

@@ -177,8 +177,8 @@ def quant_matmul(
     """x W^T for a quantized W, in Triton. No weight is ever stored in full precision.
 
     Args:
-        x: [M, K], of any floating type; its rows may lie apart. The products are taken in its type,
-            and summed in float32.
+        x: [M, K], in bfloat16, float16 or float32; its rows may lie apart. The products are taken
+            in its type, and summed in float32.
         values, scales: of `quantize_int8`; or of `pack_int4` and `quantize_int4`, and then with
             its `zeros` and their `group_size`.
 
@@ -214,7 +214,8 @@ class QuantLinear(nn.Module):
     """x W^T + b for a weight of which only the quantized form is kept.
 
     Activations are not quantized: each row of `x` is multiplied in bfloat16 by a kernel of
-    PyTorch's on a CPU, and in its own type by `quant_matmul` on a GPU and in Triton's interpreter.
+    PyTorch's on a CPU, and in its own type by `quant_matmul` on a GPU and in Triton's interpreter
+    (float64 as float32).
 
     Args:
         weight: [N, K], of any floating type. Neither changed nor kept.
@@ -257,7 +258,7 @@ class QuantLinear(nn.Module):
         # solution: end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., K] -> [..., N], in the type of `x`.
+        """[..., K] -> [..., N], in the type of `x`, which may have any floating type and layout.
 
         Raises:
             ValueError: `x` is not K wide.
@@ -270,10 +271,12 @@ class QuantLinear(nn.Module):
         rows = x.reshape(-1, depth)
         if uses_triton(x.device):
             zeros = self.zeros if self.bits == 4 else None
+            rows = rows.float() if x.dtype == torch.float64 else rows
             out = quant_matmul(rows, self.values, self.scales, zeros, self.group_size)
         else:
             # Padding copies, even by 0: the kernels want rows that begin at multiples of 32 bytes.
             rows = F.pad(rows.bfloat16(), (0, -depth % self.step))
+            rows = rows.contiguous()  # a copy of a transposed x is transposed
             if self.bits == 8:
                 out = torch._weight_int8pack_mm(rows, self.values, self.scales)
             else:
@@ -282,7 +285,7 @@ class QuantLinear(nn.Module):
                 )[:, :columns]
         out = out.to(x.dtype)
         if self.bias is not None:
-            out = out + self.bias
+            out = (out + self.bias).to(x.dtype)  # a bias in float32 would widen what is narrower
         return out.reshape(*x.shape[:-1], columns)
         # solution: end
 

@@ -122,8 +122,8 @@ def quant_matmul(
     """x W^T for a quantized W, in Triton. No weight is ever stored in full precision.
 
     Args:
-        x: [M, K], of any floating type; its rows may lie apart. The products are taken in its type,
-            and summed in float32.
+        x: [M, K], in bfloat16, float16 or float32; its rows may lie apart. The products are taken
+            in its type, and summed in float32.
         values, scales: of `quantize_int8`; or of `pack_int4` and `quantize_int4`, and then with
             its `zeros` and their `group_size`.
 
@@ -143,7 +143,8 @@ class QuantLinear(nn.Module):
     """x W^T + b for a weight of which only the quantized form is kept.
 
     Activations are not quantized: each row of `x` is multiplied in bfloat16 by a kernel of
-    PyTorch's on a CPU, and in its own type by `quant_matmul` on a GPU and in Triton's interpreter.
+    PyTorch's on a CPU, and in its own type by `quant_matmul` on a GPU and in Triton's interpreter
+    (float64 as float32).
 
     Args:
         weight: [N, K], of any floating type. Neither changed nor kept.
@@ -176,7 +177,7 @@ class QuantLinear(nn.Module):
         raise NotImplementedError("your code goes here")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., K] -> [..., N], in the type of `x`.
+        """[..., K] -> [..., N], in the type of `x`, which may have any floating type and layout.
 
         Raises:
             ValueError: `x` is not K wide.
