@@ -115,7 +115,8 @@ def kept_by(scheduler: Any) -> int:
     elements = 0
     while own:
         one = own.pop()
-        if id(one) not in seen and gc.is_tracked(one) and not callable(one):
+        atom = one is None or isinstance(one, int | float | str)
+        if id(one) not in seen and not atom and not callable(one):
             seen[id(one)] = one
             elements += len(one) if hasattr(one, "__len__") else 1
             own += gc.get_referents(one)
