@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ class Life:
     preempted: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, id, fed, of
     found: list[dict[str, int]] = field(default_factory=list)  # published blocks, after each step
     raw: list[Any] = field(default_factory=list)
+    kept: int = 0  # elements that the scheduler holds on to when all is done
 
     def chunks(self, name: str) -> list[int]:
         """Tokens that a request fed in each step in which it was."""
@@ -91,6 +93,13 @@ class Judge:
         self.within_the_budget(fed, running)
         gone = [name for name in before if name not in running]
         life.preempted += [(self.index, name, *before[name]) for name in gone]
+        if seen["short"]:
+            raise self.fail(
+                Code.WRONG_VALUE, f"{seen['short'][0]!r} runs without room for all its tokens",
+                "blocks for the whole prompt, at admission", shown(fed),
+                likely="Whoever is admitted by its first chunk alone gives all of it back when the "
+                "pool is full.",
+            )  # fmt: skip
         self.decodes_first(fed, before, running)
         self.oldest_first(seen, fed, running)
         self.used_up(seen, fed, running, preempted=bool(gone))
@@ -100,6 +109,13 @@ class Judge:
                 seen["refused"],
             )  # fmt: skip
         self.noted(seen, fed, running)
+        if seen["mutated"]:
+            raise self.fail(
+                Code.MUTATED_INPUT, f"`update` has changed its argument {seen['mutated']}",
+                "as it was", "changed",
+                likely="Both belong to the caller, who may still look at them: build lists of your "
+                "own.",
+            )  # fmt: skip
         if seen["books"]:
             raise self.fail(
                 Code.STALE_STATE, "the pool and the tables disagree", "no block lost or held twice",
@@ -288,12 +304,18 @@ class Judge:
         if output["reason"] is not None:
             life.reasons[name] = output["reason"]
 
-    def end(self, aborted: set[str]) -> None:
-        """Every request that was served says what an independent model says."""
+    def end(self, aborted: set[str], too_large: Container[str] = ()) -> None:
+        """Every request that was served says what an independent model says; others are refused."""
         for name, one in self.requests.items():
             where = f"{self.what}: request {name!r} ({len(one['prompt'])} tokens)"
             got = self.life.tokens.get(name, [])
             reason = self.life.reasons.get(name)
+            if (reason == "refused") != (name in too_large):
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{where}: why it ended",
+                    "FinishReason.REFUSED" if name in too_large else "served, since it fits",
+                    str(reason),
+                )  # fmt: skip
             if reason == "refused" and not got:
                 continue
             if name in aborted and reason == "abort":
@@ -318,11 +340,13 @@ def serve(
     gate: GateRun, requests: list[Json], what: str, *, max_tokens: int, max_running: int = 4,
     block_size: int = 4, num_blocks: int | None = None, at: list[int] | None = None,
     aborts: list[Any] | None = None, watermark: int = 0, stage_11: bool = False,
+    too_large: Container[str] = (),
 ) -> Life:  # fmt: skip
     """Requests through a scheduler on nano, the i-th added before step at[i] (all at once, if not
     said); each step looked at, and every text held against an independent model.
 
     num_blocks: room for all requests, if not said.
+    too_large: ids of those that are refused.
     """
     settings = {"max_running": max_running, "max_tokens": max_tokens, "watermark": watermark}
     if num_blocks is None:
@@ -362,7 +386,8 @@ def serve(
             str(ended["free"]),
         )  # fmt: skip
     if not stage_11:
-        judge.end({name for _, name in aborts or []})
+        judge.end({name for _, name in aborts or []}, too_large)
+        judge.life.kept = ended["kept"]
     return judge.life
 
 
@@ -463,6 +488,12 @@ class TestChunks:
         )  # fmt: skip
         full, rest = divmod(37, budget)
         has_chunks(life, "a", [budget] * full + [rest] * (rest > 0) + [1] * 3, what)
+
+    def test_a_large_budget(self, gate: GateRun) -> None:
+        """a chunk may be nearly all of the context"""
+        what = "a prompt of 240 tokens with a budget of 200"
+        life = serve(gate, [request(gate, "a", 240, 3)], what, max_tokens=200, block_size=16)
+        has_chunks(life, "a", [200, 40, 1, 1], what)
 
     @pytest.mark.parametrize("more", [-1, 0, 1, 2])
     def test_a_prompt_around_the_budget(self, gate: GateRun, more: int) -> None:
@@ -634,18 +665,23 @@ class TestBlocks:
                 f"{life.reasons.get('long')}, {life.tokens.get('long')}",
             )  # fmt: skip
 
+    def test_an_id_that_comes_again(self, gate: GateRun) -> None:
+        """an id is free when its request was aborted: the next one begins at its own beginning"""
+        requests = [
+            request(gate, "a", 5, 16), request(gate, "again", 50, 4), request(gate, "again", 45, 4),
+        ]  # fmt: skip
+        what = "a request with the id of one that was aborted in the middle of its prompt"
+        life = serve(gate, requests, what, max_tokens=9, at=[0, 0, 4], aborts=[[3, "again"]])
+        has_chunks(life, "again", [4, 8, 8, 8, 8, 8, 8, 8, 5, 1, 1, 1], what)
+
     def test_a_request_larger_than_the_pool(self, gate: GateRun) -> None:
         """a request that can never fit is refused; one that just fits is served in chunks"""
         requests = [
             request(gate, "too large", 40, 10), request(gate, "fits", 40, 9),
             request(gate, "other", 7, 5),
         ]  # fmt: skip
-        life = serve(gate, requests, "a pool of 12 blocks of 4", max_tokens=8, num_blocks=12)
-        if life.reasons.get("too large") != "refused":
-            raise GateFailure(
-                Code.WRONG_VALUE, "a request of 49 positions in a pool of 48",
-                "FinishReason.REFUSED", str(life.reasons.get("too large")),
-            )  # fmt: skip
+        what = "49 and 48 positions in a pool of 12 blocks of 4"
+        serve(gate, requests, what, max_tokens=8, num_blocks=12, too_large=["too large"])
 
 
 @pytest.mark.contract
@@ -717,9 +753,19 @@ class TestLives:
 
     def test_a_long_life(self, gate: GateRun) -> None:
         """the budget is that of every step, the hundredth as the first"""
-        requests = [request(gate, f"r{i}", 21, 3) for i in range(24)]
-        what = "24 requests, one every third step"
-        serve(gate, requests, what, max_tokens=9, max_running=3, at=[3 * i for i in range(24)])
+        kept = {}
+        for count in (4, 24):
+            requests = [request(gate, f"r{i}", 21, 3) for i in range(count)]
+            what = f"{count} requests, one every third step"
+            at = [3 * i for i in range(count)]
+            kept[count] = serve(gate, requests, what, max_tokens=9, max_running=3, at=at).kept
+        if kept[24] > kept[4]:
+            raise GateFailure(
+                Code.TOO_MUCH_MEMORY, "what a scheduler holds when all is done grows with the "
+                "requests that it has served", f"{kept[4]} elements, as after 4 requests",
+                f"{kept[24]} after 24",
+                likely="Something is noted for each request, or each step, and never removed.",
+            )  # fmt: skip
 
 
 # -- numbers --------------------------------------------------------------------------------------
@@ -768,29 +814,30 @@ def test_budget(gate: GateRun) -> None:
 def test_cost(gate: GateRun) -> None:
     """the decisions of a step look at no more of a long text than of a short one"""
     short, long = 72, 8008  # tokens; both end in the middle of a block of 16
-    rows, steps = 8, 16
+    rows, chunk, steps = 8, 4, 16
     found = {
         length: expect.result_of(
             lambda length=length: gate.candidate.call(
-                "looked_at", length=length, count=rows, steps=steps
+                "looked_at", length=length, count=rows, chunk=chunk, waiting=length, steps=steps
             ),
             f"decisions on texts of {length:,} tokens",
         )
         for length in (short, long)
     }
     for length, counts in found.items():
-        if counts["fed"] != rows * steps:
+        if counts["fed"] != (rows + chunk) * steps:
             raise GateFailure(
-                Code.WRONG_COUNT, f"tokens in {steps} steps of {rows} that decode, at {length:,}",
-                str(rows * steps), str(counts["fed"]),
+                Code.WRONG_COUNT, f"tokens in {steps} steps of {rows} that decode and {chunk} "
+                f"of a prompt, at {length:,}", str((rows + chunk) * steps), str(counts["fed"]),
             )  # fmt: skip
-    each = {length: counts["looked_at"] / rows / steps for length, counts in found.items()}
+    tokens = (rows + chunk) * steps
+    each = {length: counts["looked_at"] / tokens for length, counts in found.items()}
     gate.exact(
         "step_cost", round(each[long] / max(each[short], 1.0), 2), at_most=1.0,
-        text=f"{each[long]:.1f} tokens and table entries are looked at for each that is fed, in "
-        f"texts of {long:,} tokens; {each[short]:.1f} in texts of {short}",
-        message="deciding costs more, the longer the texts are: in every step something walks "
-        "through their tokens or their tables",
+        text=f"{each[long]:.1f} tokens, table entries and requests are looked at for each "
+        f"token that is fed, in texts of {long:,}; {each[short]:.1f} in texts of {short}",
+        message="deciding costs more, the longer the texts and the queue are: in every step "
+        "something walks through tokens, tables or those that wait",
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Stage 12, the half that runs beside the solution: an engine around its scheduler."""
 
+import gc
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,21 +68,34 @@ def serve(
         fed = fed_by(step)
         scheduled = {**queues(scheduler), "fits": head_fits(scheduler, allocator, settings)}
         sequences = list(step.sequences)  # as they were: `update` is the solution's
+        counts = step.counts.copy()
         outputs: Any = []
-        refused = ""
+        refused = mutated = ""
+        short = [
+            s.request.request_id
+            for s in scheduler.running
+            if len(s.block_table) < allocator.blocks_for(len(s.tokens))
+        ]
         if sequences:
             try:
                 tokens = runner(step)
             except (ValueError, IndexError) as error:  # a step that cannot be laid out
                 refused = f"{type(error).__name__}: {error}"
             else:
-                outputs = scheduler.update(step, tokens)
+                noted = tokens.copy()
+                outputs = scheduler.update(step, noted)
+                if noted != tokens:
+                    mutated = "token_ids"
+                elif (counts, sequences) != (step.counts, step.sequences):
+                    mutated = "step"
         yield {
             "at_once": plain(at_once),
             "before": before,
             "fed": fed,
             "scheduled": scheduled,
             "refused": refused,
+            "mutated": mutated,
+            "short": short,
             "outputs": plain(outputs),
             "after": queues(scheduler),
             "fed_after": [[s.num_computed, len(s.tokens)] for s in sequences],
@@ -90,7 +105,22 @@ def serve(
         }
         index += 1
     step = scheduler.schedule()
-    return {"idle": fed_by(step), "free": allocator.num_free}
+    return {"idle": fed_by(step), "free": allocator.num_free, "kept": kept_by(scheduler)}
+
+
+def kept_by(scheduler: Any) -> int:
+    """How many elements a scheduler holds on to, the pool and the model's shape aside."""
+    own = [value for name, value in vars(scheduler).items() if name not in ("allocator", "config")]
+    seen: dict[int, Any] = {id(scheduler): scheduler}
+    elements = 0
+    while own:
+        one = own.pop()
+        atom = one is None or isinstance(one, int | float | str)
+        if id(one) not in seen and not atom and not callable(one):
+            seen[id(one)] = one
+            elements += len(one) if hasattr(one, "__len__") else 1
+            own += gc.get_referents(one)
+    return elements
 
 
 def fed_by(step: Step) -> list[list[Any]]:
@@ -134,9 +164,9 @@ def books(allocator: Any, scheduler: Any) -> str:
 
 
 def mismatched(env: Any, requests: list[Any], more: int, **settings: Any) -> Iterator[Any]:
-    """Make a step, update it with `more` tokens too many or too few, and then as it should be.
+    """Make a step, and update it with `more` tokens too many or too few.
 
-    Yields the state before, the refusal, and the state after it.
+    Yields the state before and after the refusal, and raises that.
     """
     allocator = PrefixCachingAllocator(64, 4)
     scheduler = env.solution.ChunkedScheduler(allocator, load_config("nano"), **settings)
@@ -213,27 +243,50 @@ class Watched(list):  # type: ignore[type-arg]
         return super().copy()
 
 
-def looked_at(env: Any, length: int, count: int, steps: int) -> dict[str, int]:
-    """Decisions alone, nothing computed: `count` sequences decode at a length, for some steps.
+class WatchedQueue(deque):  # type: ignore[type-arg]
+    """A queue that counts, with Watched, who is looked at behind its head."""
 
-    Returns the tokens that were fed, and how many tokens and table entries were looked at.
+    def __iter__(self) -> Iterator[Any]:
+        Watched.looked_at += len(self)
+        return super().__iter__()
+
+    def __contains__(self, value: object) -> bool:
+        Watched.looked_at += len(self)
+        return super().__contains__(value)
+
+    def copy(self) -> Any:
+        Watched.looked_at += len(self)
+        return super().copy()
+
+
+def looked_at(
+    env: Any, length: int, count: int, chunk: int, waiting: int, steps: int
+) -> dict[str, int]:
+    """Decisions alone, nothing computed: `count` sequences decode at a length, for some steps, and
+    the budget leaves `chunk` tokens for one that has fed as many and has as many left.
+    So many others wait.
+
+    Returns the tokens that were fed, and the tokens, table entries and requests looked at.
     """
-    blocks = -(-(length + steps) // 16)
-    allocator = PrefixCachingAllocator(count * blocks, 16)
+    blocks = -(-(2 * length + steps) // 16)
+    allocator = PrefixCachingAllocator((count + 1) * blocks, 16)
     config = load_config("bench-8b")  # for its long context
     scheduler = env.solution.ChunkedScheduler(
-        allocator, config, max_running=count, max_tokens=count
+        allocator, config, max_running=count + 1, max_tokens=count + chunk
     )
-    for index in range(count):
+    for index in range(count + 1 + waiting):
         params = SamplingParams(max_new_tokens=length + steps)
         scheduler.add(Request(f"r{index}", (index,), params))
-    scheduler.update(scheduler.schedule(), [7] * count)
-    for sequence in scheduler.running:  # a past that nobody computed
+    scheduler.update(scheduler.schedule(), [7] * (count + 1))
+    for index, sequence in enumerate(scheduler.running):  # a past that nobody computed
         allocator.append(sequence.block_table, 1, length - 1)
-        sequence.tokens = Watched(sequence.tokens[:1] + [7] * (length - 1))
+        total = length if index < count else 2 * length
+        allocator.append(sequence.block_table, length, total - length)
+        sequence.tokens = Watched(sequence.tokens[:1] + [7] * (total - 1))
         sequence.block_table = Watched(sequence.block_table)
-        sequence.num_computed = length - 1
+        sequence.num_computed = length - (index < count)
         allocator.publish(sequence)
+    scheduler.waiting = WatchedQueue(scheduler.waiting)
     Watched.looked_at = 0
     fed = 0
     for _ in range(steps):

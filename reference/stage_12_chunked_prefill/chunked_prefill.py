@@ -59,11 +59,11 @@ class ChunkedScheduler(Scheduler):
 
         A sequence that still has tokens to feed gets no token, and no Output: what came for it is
         what the model would say in the middle of its prompt. Its keys and values are computed, and
-        may be found by others.
+        may be found by others. Of one that has ended nothing is kept.
 
         Args:
             step: the one that `schedule` returned last.
-            token_ids: the next token of each of its sequences.
+            token_ids: the next token of each of its sequences. Both arguments stay as they are.
 
         Returns:
             An Output for each sequence that got a token, in the order of the step.
