@@ -77,7 +77,7 @@ def test_an_open_loop(course: Terminal) -> None:
     assert "open loop, 40 per second (constant) · 40 requests" in ended.words
     assert "16 requests" in row(ended.out, "E2E")
     received = [record.received for record in server.records]
-    assert 0.8 < received[-1] - received[0] < 3.0
+    assert received[-1] - received[0] > 0.8  # 39 gaps of 25 ms, and not all at once
 
 
 def test_chunks_without_counts(course: Terminal) -> None:
