@@ -32,8 +32,9 @@ READS = ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__", "__dlp
 BRINGS = ("tensor", "as_tensor", "asarray", "new_tensor", "from_numpy", "frombuffer")
 
 # Memory is taken, and nothing runs: what lies there afterwards is whoever wrote it last.
-ALLOCATES = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty")
-ALLOCATES += ("new_empty_strided",)
+ALLOCATES = (
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+)  # fmt: skip
 
 ATTENTION = "_scaled_dot_product"  # tagged as random for its dropout, which is 0 here
 
