@@ -16,17 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from block_model import Block, BlockModel, Change, Full
+from history import History
 
 from course.check import expect
 from course.check.codes import Code
-from course.check.failure import GateFailure
 from course.check.gate import GateRun
 from course.check.replies import SolutionError
 
 Table = list[int]
 
 
-class BlockPool:
+class BlockPool(History):
     """An allocator in the candidate's worker, and everything that is known about it.
 
     Args:
@@ -417,20 +417,6 @@ class BlockPool:
 
     def _ask(self, scenario: str, **args: Any) -> Any:
         return self.gate.candidate.call(scenario, pool=self.name, **args)
-
-    def _failure(
-        self, code: Code, message: str, expected: str, got: str, where: str = "", *,
-        likely: str = "",
-    ) -> GateFailure:  # fmt: skip
-        return GateFailure(
-            code, f"{self.what}: {message}", expected, got, where, likely=likely,
-            notes=self._notes(),
-        )  # fmt: skip
-
-    def _notes(self) -> list[str]:
-        """The last operations, as a student could type them."""
-        last = self.history[-6:]
-        return ["after: " + ("... " if len(self.history) > 6 else "") + "; ".join(last)]
 
 
 def play(pool: BlockPool, rng: random.Random, steps: int) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from block_model import Full
+from history import History
 from prefix_model import Line, PrefixModel, Space
 
 from course.check import expect
 from course.check.codes import Code
-from course.check.failure import GateFailure
 from course.check.gate import GateRun
 from course.check.oracle import nano_oracle
 from course.check.replies import SolutionError
@@ -26,7 +26,7 @@ from course.check.replies import SolutionError
 HERE: Space = ("", "")
 
 
-class PrefixPool:
+class PrefixPool(History):
     """An allocator in the candidate's worker, and everything that is known about it.
 
     Args:
@@ -454,20 +454,6 @@ class PrefixPool:
 
     def _ask(self, scenario: str, **args: Any) -> Any:
         return self.gate.candidate.call(scenario, pool=self.name, **args)
-
-    def _failure(
-        self, code: Code, message: str, expected: str, got: str, where: str = "", *,
-        likely: str = "",
-    ) -> GateFailure:  # fmt: skip
-        return GateFailure(
-            code, f"{self.what}: {message}", expected, got, where, likely=likely,
-            notes=self._notes(),
-        )  # fmt: skip
-
-    def _notes(self) -> list[str]:
-        """The last operations, as a student could type them."""
-        last = self.history[-6:]
-        return ["after: " + ("... " if len(self.history) > 6 else "") + "; ".join(last)]
 
 
 def _shown(line: Line) -> str:

@@ -18,9 +18,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from history import History
+
 from course.check import expect
 from course.check.codes import Code
-from course.check.failure import GateFailure
 from course.check.gate import GateRun
 from course.check.replies import SolutionError
 
@@ -61,7 +62,7 @@ class Tally:
     ended: list[str] = field(default_factory=list)
 
 
-class Desk:
+class Desk(History):
     """A scheduler in the candidate's worker, and everything that is known about it.
 
     Args:
@@ -631,17 +632,3 @@ class Desk:
                 Code.STALE_STATE, f"{what} was refused, and has changed something",
                 str(self.state), str(state),
             )  # fmt: skip
-
-    def _failure(
-        self, code: Code, message: str, expected: str, got: str, where: str = "", *,
-        likely: str = "",
-    ) -> GateFailure:  # fmt: skip
-        return GateFailure(
-            code, f"{self.what}: {message}", expected, got, where, likely=likely,
-            notes=self._notes(),
-        )  # fmt: skip
-
-    def _notes(self) -> list[str]:
-        """The last operations."""
-        last = self.history[-6:]
-        return ["after: " + ("... " if len(self.history) > 6 else "") + "; ".join(last)]

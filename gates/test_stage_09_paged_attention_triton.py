@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decode_race import DecodeRace
+from offline_builds import judge_builds
 from pages import Pages, compare, dense
 
 from course.check import expect
@@ -15,7 +16,6 @@ from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
 from course.check.host import WorkerHost
-from course.measure.kernel_builds import read_build
 from course.measure.ratio import PairedRatio
 from course.measure.roofline import probe
 from course.model.describe import load_config
@@ -422,56 +422,13 @@ BUILDS = [
     {"heads": 9, "kv_heads": 3, "width": 64, "block_size": 32, "queries": 1, "splits": 1},
     {"heads": 32, "kv_heads": 4, "width": 128, "block_size": 32, "queries": 16, "splits": 1},
 ]
-CAPABILITIES = [80, 90]
 
 
 @pytest.mark.number
 def test_builds(gate: GateRun) -> None:
     """registers, spills and load widths of the kernels, built for sm_80 and sm_90"""
-
-    def run() -> list[Any]:
-        shapes = [{**shape, "sequences": 4} for shape in BUILDS]
-        scenario = gate.candidate_in("cpu", TRITON_INTERPRET="0").start(
-            "builds", shapes=shapes, capabilities=CAPABILITIES
-        )
-        found = []
-        for step in scenario:
-            gate.tell(f"builds: {len(found) + 1} of {len(BUILDS) * len(CAPABILITIES)}")
-            found.append(step.value)
-        return found
-
-    spills, registers, shared, wide = 0, 0, 0, 1.0
-    for launches in expect.result_of(run, "building the kernels for GPUs"):
-        read = [(launch, read_build(launch["cubin"])) for launch in launches]
-        if not any(launch["reads_pool"] for launch, _ in read):
-            raise GateFailure(
-                Code.WRONG_COUNT, "a kernel itself must read the keys and values",
-                "a launch that is handed the pool", f"{len(read)} launches, none of them",
-            )  # fmt: skip
-        for launch, build in read:
-            spills = max(spills, build.spills)
-            registers = max(registers, build.registers)
-            shared = max(shared, launch["shared"])
-            if launch["reads_pool"]:
-                wide = min(wide, build.wide_share)
-    where = " and ".join(f"sm_{capability}" for capability in CAPABILITIES)
-    # Before the spills: narrow loads take registers too, and are the cause that can be mended.
-    gate.exact(
-        "wide_loads", round(100 * wide, 1), at_least=gate.bar("wide_loads"), unit="%",
-        code=Code.NARROW_LOADS,
-        text=f"{100 * wide:.0f}% of the bytes are loaded 128 bits at a time, at the least",
-        message="keys and values are loaded in narrow pieces",
-    )  # fmt: skip
-    gate.exact(
-        "spills", spills, at_most=gate.bar("spills"), code=Code.SPILLED_REGISTERS,
-        text=f"{spills} instructions of a kernel spill registers, in the worst of {len(BUILDS)} "
-        f"builds each for {where}",
-        message="a kernel needs more registers than a thread has",
-    )  # fmt: skip
-    gate.report(
-        "registers", registers,
-        f"at most {registers} of a thread's 255, and {shared:,} bytes of shared memory",
-    )  # fmt: skip
+    shapes = [{**shape, "sequences": 4} for shape in BUILDS]
+    judge_builds(gate, shapes, reads="reads_pool", what="keys and values", handed="the pool")
 
 
 def on_gpu(gate: GateRun) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bills import Bills, split_words
+from offline_builds import judge_builds
 
 from course.check import expect
 from course.check.channel import type_name
@@ -22,7 +23,6 @@ from course.check.host import Run, WorkerHost
 from course.check.session import REAL_MODEL
 from course.data import passage
 from course.measure import StepWork
-from course.measure.kernel_builds import read_build
 from course.measure.ratio import PairedRatio
 from course.model import FullAttention
 from course.model.describe import load_config, load_tokenizer
@@ -819,53 +819,12 @@ BUILDS = [
     {"rows": 8, "columns": 4096, "depth": 14336, "bits": 4, "group": 32},
     {"rows": 512, "columns": 4096, "depth": 4096, "bits": 4, "group": 64},
 ]
-CAPABILITIES = [80, 90]
 
 
 @pytest.mark.number
 def test_builds(gate: GateRun) -> None:
     """registers, spills and load widths of the kernel, built for sm_80 and sm_90"""
-
-    def run() -> list[Any]:
-        scenario = gate.candidate_in("cpu", TRITON_INTERPRET="0").start(
-            "builds", shapes=BUILDS, capabilities=CAPABILITIES
-        )
-        found = []
-        for step in scenario:
-            gate.tell(f"builds: {len(found) + 1} of {len(BUILDS) * len(CAPABILITIES)}")
-            found.append(step.value)
-        return found
-
-    spills, registers, shared, wide = 0, 0, 0, 1.0
-    for launches in expect.result_of(run, "building the kernel for GPUs"):
-        if not any(launch["reads_weight"] for launch in launches):
-            raise GateFailure(
-                Code.WRONG_COUNT, "the kernel itself must read the weight",
-                "a launch that is handed the values", f"{len(launches)} launches, none of them",
-            )  # fmt: skip
-        for launch in launches:
-            code = read_build(launch["cubin"])
-            spills, registers = max(spills, code.spills), max(registers, code.registers)
-            shared = max(shared, launch["shared"])
-            if launch["reads_weight"]:
-                wide = min(wide, code.wide_share)
-    where = " and ".join(f"sm_{capability}" for capability in CAPABILITIES)
-    gate.exact(
-        "wide_loads", round(100 * wide, 1), at_least=gate.bar("wide_loads"), unit="%",
-        code=Code.NARROW_LOADS,
-        text=f"{100 * wide:.0f}% of the bytes are loaded 128 bits at a time, at the least",
-        message="the weight is loaded in narrow pieces",
-    )  # fmt: skip
-    gate.exact(
-        "spills", spills, at_most=gate.bar("spills"), code=Code.SPILLED_REGISTERS,
-        text=f"{spills} instructions of a kernel spill registers, in the worst of {len(BUILDS)} "
-        f"builds each for {where}",
-        message="a kernel needs more registers than a thread has",
-    )  # fmt: skip
-    gate.report(
-        "registers", registers,
-        f"at most {registers} of a thread's 255, and {shared:,} bytes of shared memory",
-    )  # fmt: skip
+    judge_builds(gate, BUILDS, reads="reads_weight", what="the weight", handed="the values")
 
 
 class Race:

@@ -245,18 +245,17 @@ def prove(
     for trial in todo:
         (timed if trial.claim.by_the_clock else exact).append(trial)
     running: dict[Future[Proof], Trial] = {}
-    total, done, at_the_clock = len(timed) + len(exact), 0, ""
+    total, done = len(timed) + len(exact), 0
     while timed or exact or running:
-        clocked = any(trial.claim.by_the_clock for trial in running.values())
         may_time = judges.beside_the_clock or not (exact or running)
-        if timed and not clocked and may_time:
+        if timed and may_time and not any(t.claim.by_the_clock for t in running.values()):
             trial = timed.popleft()
-            at_the_clock, clocked = f", at the clock {_named(trial)}", True
             running[judges.clock.submit(_try, trial)] = trial
         while exact and len(running) < judges.lanes:
             trial = exact.popleft()
             running[judges.others.submit(_try, trial)] = trial
-        say(f"{done} of {total} claims tried{at_the_clock if clocked else ''}")
+        clocked = [_named(trial) for trial in running.values() if trial.claim.by_the_clock]
+        say(", at the clock ".join([f"{done} of {total} claims tried", *clocked]))
         for ended in wait(running, return_when=FIRST_COMPLETED).done:
             del running[ended]
             done += 1
