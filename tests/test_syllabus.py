@@ -132,7 +132,8 @@ def test_bars_are_bars(stage: Stage) -> None:
 
 @each_published
 def test_a_gate_brings_every_number_that_is_listed(stage: Stage) -> None:
-    text = stage.gate.read_text(encoding="utf-8")
+    builds = stage.gate.with_name("offline_builds.py")  # what two stages count in a kernel's code
+    text = "".join(path.read_text(encoding="utf-8") for path in (stage.gate, builds))
     for name in (*stage.numbers, *stage.gpu_numbers):
         stem = name.rpartition("_")[0]
         assert f'"{name}"' in text or f'f"{stem}_{{' in text, name
@@ -189,6 +190,12 @@ BAD = {
     "an unknown key": ENTRY.format(1, "a") + "colour = 3\n",
     "a missing key": '[[stage]]\nnumber = 1\nslug = "a"\n',
     "no TOML": "[[stage\n",
+    "a number for a name": ENTRY.format(1, "a").replace('"a"', "5", 1),
+    "a word for a list": ENTRY.format(1, "a") + 'numbers = "time"\n',
+    "a word for a bar": ENTRY.format(1, "a") + '[stage.bars.cpu]\ntime = "lots"\n',
+    "an end that no bar has": ENTRY.format(1, "a") + "[stage.bars.cpu]\ntime = { leest = 3.0 }\n",
+    "a bar below nothing": ENTRY.format(1, "a") + "[stage.bars.cpu]\ntime = { at_least = -3.0 }\n",
+    "a prediction of no number": ENTRY.format(1, "a") + 'published = true\npredicts = "lunches"\n',
     "no stages": "x = 1\n",
     "an empty list": "stage = []\n",
 }

@@ -133,7 +133,8 @@ def check(
     """Run the gate of a stage: is it right, and did the number move?
 
     Without a stage, the first published one that you have neither passed nor given up.
-    Status: 0 pass, 1 fail, 2 usage or set-up, 3 inconclusive, 4 tier not on this machine.
+    Status: 0 pass, 1 fail, 2 usage or set-up, 3 inconclusive, 4 not measurable on this machine,
+    5 the course itself is broken, 130 interrupted.
     """
     if tier not in ("cpu", "cuda", "best"):
         raise ValueError(f"--tier must be cpu, cuda or best, got {tier!r}")
@@ -161,7 +162,7 @@ def check(
         print(json.dumps(document, indent=2))
     if junit is not None:
         write_junit(junit, results)
-    order = (Exit.FAIL, Exit.NOT_HERE, Exit.INCONCLUSIVE, Exit.PASS)
+    order = (Exit.BROKEN, Exit.FAIL, Exit.NOT_HERE, Exit.INCONCLUSIVE, Exit.PASS)
     found = {result.status for result in results}
     raise typer.Exit(int(next(status for status in order if status in found)))
 

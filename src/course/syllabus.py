@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,17 @@ class Syllabus:
         return found
 
 
+_KINDS = {
+    field.name: {
+        "int": (int,), "str": (str,), "bool": (bool,), "float": (int, float),
+    }.get(str(field.type), (tuple,) if str(field.type).startswith("tuple") else (dict,))
+    for field in fields(Stage)
+}  # fmt: skip
+
+
+_ENDS = ({"at_least"}, {"no_worse_than"}, {"at_least", "at_most"})  # of a bar
+
+
 def _stage(entry: dict[str, Any]) -> Stage:
     known = set(Stage.__dataclass_fields__)
     unknown = set(entry) - known
@@ -183,7 +194,25 @@ def _stage(entry: dict[str, Any]) -> Stage:
         if name not in entry:
             raise ValueError(f"course.toml: a stage has no {name!r}: {entry}")
     tuples = {k: tuple(v) for k, v in entry.items() if isinstance(v, list)}
-    return Stage(**{**entry, **tuples})
+    stage = Stage(**{**entry, **tuples})
+    for name, kinds in _KINDS.items():
+        value = getattr(stage, name)
+        if type(value) not in kinds:
+            raise ValueError(f"course.toml: {name!r} of {stage.slug!r} cannot be {value!r}")
+    if stage.published and stage.predicts not in stage.numbers:
+        raise ValueError(f"course.toml: {stage.predicts!r} is no number of {stage.slug!r}")
+    for tier, table in stage.bars.items():
+        for name, bar in table.items():
+            _must_be_bar(f"{stage.slug}.bars.{tier}.{name}", bar)
+    return stage
+
+
+def _must_be_bar(where: str, bar: Any) -> None:
+    """A bar has ends; what is no bar is a setting of the gate: a number, or several."""
+    ends = bar.values() if isinstance(bar, dict) else bar if isinstance(bar, list) else [bar]
+    known = not isinstance(bar, dict) or set(bar) in _ENDS
+    if not known or not all(type(end) in (int, float) and end >= 0 for end in ends):
+        raise ValueError(f"course.toml: {where} is neither {{at_least = 3.0}} nor numbers: {bar!r}")
 
 
 @cache

@@ -59,6 +59,7 @@ STATUS: dict[str, tuple[StageResult, Exit]] = {
         result(missing=["time"], numbers=[number(Verdict.INCONCLUSIVE)]), Exit.FAIL),
     "the tier is not here": (
         result(failure=GateFailure(Code.NOT_MEASURABLE, "no GPU"), checks=[]), Exit.NOT_HERE),
+    "the judge failed": (result(failure=GateFailure(Code.BROKEN_GATE, "oh")), Exit.BROKEN),
     "only reported": (result(numbers=[number(None)]), Exit.PASS),
 }  # fmt: skip
 

@@ -233,7 +233,7 @@ def test_a_broken_gate_is_the_courses_fault(toy: ToyCourse, old: str, new: str, 
     assert result.failure is not None
     assert result.failure.code is Code.BROKEN_GATE
     assert said in result.failure.message + result.failure.detail
-    assert result.status is Exit.FAIL
+    assert result.status is Exit.BROKEN
 
 
 def test_an_interruption_comes_through_and_ends_the_workers(

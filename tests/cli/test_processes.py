@@ -96,6 +96,24 @@ def test_an_interrupted_check_leaves_nothing(toy: ToyCourse, number: signal.Sign
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 8.0])  # before, in and after judges' imports
+def test_an_interrupted_proof_says_so_and_leaves_nothing(toy: ToyCourse, seconds: float) -> None:
+    """A terminal sends Ctrl-C to every process of a command."""
+    endless = toy.home / "gates" / "wrong" / "stage_01_toy" / "endless.py"
+    endless.write_text("# TIMEOUT: it never ends\ndef double(number):\n    while True: pass\n")
+    prove = start(toy, "prove", "1")
+    time.sleep(seconds)
+    below = psutil.Process(prove.pid).children(recursive=True)
+    os.killpg(prove.pid, signal.SIGINT)
+    out, err = prove.communicate(timeout=10)
+    # Inside an import in C, Python remembers the interruption and ends by it: a shell says 130, too.
+    assert prove.returncode in (130, -signal.SIGINT), out + err
+    assert err.strip() == "course: interrupted; what was finished before is stored"
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--poll"], []], ids=["poll", "events"])
 def test_watch(toy: ToyCourse, arguments: list[str]) -> None:
     """A check at once, one after each save, and an end with Ctrl-C."""

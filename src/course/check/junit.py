@@ -50,7 +50,7 @@ def _fail(case: ET.Element, result: StageResult) -> None:
     said = str(failure) if failure else kind
     if failure is None and result.missing:
         said = "not measured: " + ", ".join(result.missing)
-    unmeasured = result.status in (Exit.INCONCLUSIVE, Exit.NOT_HERE)
+    unmeasured = result.status in (Exit.INCONCLUSIVE, Exit.NOT_HERE, Exit.BROKEN)
     element = ET.SubElement(
         case, "error" if unmeasured else "failure", type=kind, message=plain(said)
     )

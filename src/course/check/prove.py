@@ -18,6 +18,7 @@ import contextlib
 import multiprocessing
 import os
 import re
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -196,7 +197,7 @@ class Judges:
 
 @contextlib.contextmanager
 def judges(cores: int, tier: str) -> Iterator[Judges]:
-    """Judges for a machine. They end with this one.
+    """Judges for a machine. They end with this one, and at once if it is interrupted.
 
     Args:
         cores: at least 1.
@@ -212,7 +213,12 @@ def judges(cores: int, tier: str) -> Iterator[Judges]:
             stack.callback(made.shutdown, cancel_futures=True)
             return made
 
-        yield Judges(pool(1, forked=False), pool(cores, forked=cpu), cores, cpu)
+        try:
+            yield Judges(pool(1, forked=False), pool(cores, forked=cpu), cores, cpu)
+        except BaseException:
+            for judge in multiprocessing.active_children():
+                judge.kill()  # what it is at may take it a minute
+            raise
 
 
 def _judge(parent: int, forked: bool) -> None:
@@ -220,6 +226,15 @@ def _judge(parent: int, forked: bool) -> None:
     die_with_parent(parent)
     if forked:
         host.launch = ForkServer().fork
+
+
+def _submit(judge: Executor, trial: Trial) -> Future[Proof]:
+    """Processes start here, and Ctrl-C is not theirs: a terminal would send it to all of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return judge.submit(_try, trial)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def prove(
@@ -250,10 +265,10 @@ def prove(
         may_time = judges.beside_the_clock or not (exact or running)
         if timed and may_time and not any(t.claim.by_the_clock for t in running.values()):
             trial = timed.popleft()
-            running[judges.clock.submit(_try, trial)] = trial
+            running[_submit(judges.clock, trial)] = trial
         while exact and len(running) < judges.lanes:
             trial = exact.popleft()
-            running[judges.others.submit(_try, trial)] = trial
+            running[_submit(judges.others, trial)] = trial
         clocked = [_named(trial) for trial in running.values() if trial.claim.by_the_clock]
         say(", at the clock ".join([f"{done} of {total} claims tried", *clocked]))
         for ended in wait(running, return_when=FIRST_COMPLETED).done:

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from course.check.codes import Kind
 from course.check.result import Exit, Number, StageResult
 from course.measure.ratio import Verdict
 from course.plain import one_line, plain
@@ -91,8 +92,10 @@ def number_row(number: Number) -> tuple[Text, Text, Text, Text]:
 
 def interval_note(number: Number) -> list[str]:
     """The interval of a timed number, for the line below it."""
-    if number.interval is None or not number.interval[0] > 0:
+    if number.interval is None:
         return []
+    if not number.interval[0] > 0:
+        return [f"no interval yet: {number.slices} slices are too few, or hang together too much"]
     low, high = number.interval
     return [f"[{low:.2f}, {high:.2f}] over {number.slices} slices"]
 
@@ -118,6 +121,8 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
         rows.append(("likely", likely))
     if failure.code.value == "NOT_IMPLEMENTED":
         rows.append(("next", f"{PROGRAM} read {stage}; then edit the file it names"))
+    elif failure.code.page.kind is Kind.COURSE:
+        rows.append(("next", f"{PROGRAM} explain {failure.code.value}; {PROGRAM} doctor"))
     else:
         level = f" --level {failure.hint}" if failure.hint else ""
         rows.append(
@@ -150,6 +155,7 @@ def closing_line(result: StageResult) -> Text:
             "yellow",
         ),
         Exit.NOT_HERE: ("not measurable on this machine", "yellow"),
+        Exit.BROKEN: ("the course is broken: this says nothing about your file", "bold red"),
         Exit.USAGE: ("not run", "red"),
     }
     text, style = words[result.status]

@@ -19,6 +19,10 @@ class Exit(IntEnum):
     USAGE = 2
     INCONCLUSIVE = 3
     NOT_HERE = 4  # the required tier is not on this machine
+    BROKEN = 5  # the judge failed: it says nothing about the solution
+
+
+_NOT_THE_STUDENTS = {"NOT_MEASURABLE": Exit.NOT_HERE, "BROKEN_GATE": Exit.BROKEN}
 
 
 @dataclass
@@ -94,7 +98,7 @@ class StageResult:
     def status(self) -> Exit:
         """Fail before inconclusive before pass; what was not measured is never a pass."""
         if self.failure is not None:
-            return Exit.NOT_HERE if self.failure.code.value == "NOT_MEASURABLE" else Exit.FAIL
+            return _NOT_THE_STUDENTS.get(self.failure.code.value, Exit.FAIL)
         if not self.checks or any(c.outcome != "passed" for c in self.checks) or self.missing:
             return Exit.FAIL
         verdicts = [n.verdict for n in self.numbers if n.verdict is not None]

@@ -11,7 +11,7 @@ from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateOptions
 from course.check.progress import Progress, ProgressUnreadable
-from course.check.result import StageResult
+from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
 from course.check.solutions import solution_hash, solution_path
 from course.measure.machine import Machine, fingerprint
@@ -68,6 +68,8 @@ class Session:
         result = run_gate(stage, options, progress=say)
         result.remarks[:0] = self.remarks
         self.remarks = []
+        if result.status is Exit.BROKEN:
+            return result  # of the solution nothing was found: there is nothing to keep
         try:
             self.progress.save(
                 result, machine=self.machine.key, mine=wish.solution == "mine",
