@@ -1,6 +1,6 @@
 """Runs kernels of the tests' own, in a process whose TRITON_INTERPRET the caller has set.
 
-Prints, as JSON, what `loads` or `builds` returns: its first argument says which.
+Prints, as JSON, what `loads`, `far` or `builds` returns: its first argument says which.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course.measure.interpreted import dot_precisions, last_programs
 from course.measure.kernel_builds import Build, build, read_build, recorded_launches
 from course.measure.kernel_loads import LoadedBytes
 
@@ -48,6 +49,45 @@ def keep_all(out, x, SIZE: tl.constexpr):
     at = index[:, None] * SIZE + index
     square = tl.load(x + at)
     tl.store(out + at, square - tl.sum(tl.sum(square, axis=0), axis=0))
+
+
+@triton.jit
+def place(out, rows, columns):
+    """Each program notes where it is, and the size of the grid."""
+    row, column = tl.program_id(0), tl.program_id(1)
+    tl.store(out + row * columns + column, row * 100 + column * 10 + tl.num_programs(1))
+
+
+@triton.jit
+def multiply(out, x, KIND: tl.constexpr, PRECISION: tl.constexpr):
+    """The square of a matrix."""
+    index = tl.arange(0, 16)
+    at = index[:, None] * 16 + index
+    square = tl.load(x + at).to(KIND)
+    tl.store(out + at, tl.dot(square, square, input_precision=PRECISION))
+
+
+def far() -> dict[str, Any]:
+    """What the last program of a launch writes; and how kernels multiply float32."""
+    out, x = torch.zeros(3, 4, dtype=torch.int64), torch.zeros(16, 16)
+    found: dict[str, Any] = {}
+    with last_programs():
+        place[(3, 4)](out, 3, 4)
+        found["last"] = out.tolist()
+        out.zero_()
+        place[lambda given: (given["rows"], given["columns"])](out, 2, 4)
+        found["last of fewer"] = out.tolist()
+    place[(3, 4)](out, 3, 4)
+    found["afterwards"] = int(out.count_nonzero())
+    for name, kind, precision in (
+        ("left open", tl.float32, None), ("ieee", tl.float32, "ieee"), ("half", tl.float16, None),
+    ):  # fmt: skip
+        with dot_precisions() as noted:
+            multiply[(1,)](torch.zeros(16, 16), x, kind, precision)
+        found[name] = sorted(noted)
+    multiply[(1,)](torch.zeros(16, 16), x, tl.float32, "tf32x3")
+    found["outside"] = sorted(noted)
+    return found
 
 
 def loads() -> dict[str, Any]:
@@ -125,4 +165,4 @@ def shown(read: Build) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"loads": loads, "builds": builds}[sys.argv[1]]()))
+    print(json.dumps({"loads": loads, "far": far, "builds": builds}[sys.argv[1]]()))

@@ -73,6 +73,25 @@ class TestLoads:
             found("builds", "1")
 
 
+class TestFarEnd:
+    """What the interpreter hides, seen in it."""
+
+    def test_only_the_last_program_runs_and_it_knows_the_whole_grid(self) -> None:
+        result = found("far", "1")
+        assert result["last"] == [[0] * 4, [0] * 4, [0, 0, 0, 234]]
+        assert result["last of fewer"] == [[0] * 4, [0, 0, 0, 134], [0] * 4]
+
+    def test_afterwards_all_run_again(self) -> None:
+        assert found("far", "1")["afterwards"] == 12
+
+    def test_float32_is_multiplied_in_tf32_unless_told_otherwise(self) -> None:
+        result = found("far", "1")
+        assert result["left open"] == ["tf32"]
+        assert result["ieee"] == ["ieee"]
+        assert result["half"] == []
+        assert result["outside"] == []
+
+
 class TestBuilds:
     """Compiled for GPUs that are not here."""
 
