@@ -38,6 +38,16 @@ def records(path: Path) -> dict[str, Any]:
     }
 
 
+def test_plain_pytest_leaves_nothing_out(toy: ToyCourse) -> None:
+    gate = toy.home / "gates" / "test_stage_01_toy.py"
+    marked = '@pytest.mark.needs("no_such_module")\ndef test_work'
+    gate.write_text(gate.read_text().replace("def test_work", marked))
+    done = run_pytest(toy.home, "gates", "--solution", "reference", "--gate-model", "nano")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "NOT_MEASURABLE: this cannot be checked here: there is no no_such_module" in done.stdout
+    assert "4 passed, 1 error" in done.stdout
+
+
 def test_a_reference_under_plain_pytest(toy: ToyCourse, tmp_path: Path) -> None:
     """Beside tests that are no gates, which it lets alone."""
     other = toy.write("other/test_other.py", "def test_other(): pass\n")

@@ -42,6 +42,8 @@ def result(**fields: Any) -> StageResult:
 
 FAILURE = GateFailure(Code.WRONG_TOKEN, "another token", "5", "6", "token 3", "a traceback")
 
+LEFT_OUT = {"triton": ["the kernel is right", "it spills nothing"]}
+
 STATUS: dict[str, tuple[StageResult, Exit]] = {
     "all held": (result(), Exit.PASS),
     "nothing was checked": (result(checks=[]), Exit.FAIL),
@@ -61,6 +63,14 @@ STATUS: dict[str, tuple[StageResult, Exit]] = {
         result(failure=GateFailure(Code.NOT_MEASURABLE, "no GPU"), checks=[]), Exit.NOT_HERE),
     "the judge failed": (result(failure=GateFailure(Code.BROKEN_GATE, "oh")), Exit.BROKEN),
     "only reported": (result(numbers=[number(None)]), Exit.PASS),
+    "a library is not here": (result(left_out=LEFT_OUT), Exit.NOT_HERE),
+    "a library and its number": (result(left_out=LEFT_OUT, missing=["time"]), Exit.NOT_HERE),
+    "a library, and nothing held": (result(left_out=LEFT_OUT, checks=[]), Exit.FAIL),
+    "a library, and a failure": (result(left_out=LEFT_OUT, failure=FAILURE), Exit.FAIL),
+    "a library, and a number failed": (
+        result(left_out=LEFT_OUT, numbers=[number(Verdict.FAIL)]), Exit.FAIL),
+    "a library, and a number is open": (
+        result(left_out=LEFT_OUT, numbers=[number(Verdict.INCONCLUSIVE)]), Exit.NOT_HERE),
 }  # fmt: skip
 
 
@@ -218,12 +228,26 @@ CLOSING = {
     "not yet": result(failure=FAILURE),
     "inconclusive: too noisy": result(numbers=[number(Verdict.INCONCLUSIVE)]),
     "not measurable on this machine": result(failure=GateFailure(Code.NOT_MEASURABLE, "no GPU")),
+    "what could be checked holds; the rest": result(left_out=LEFT_OUT),
 }
 
 
 @pytest.mark.parametrize("words", CLOSING)
 def test_the_last_line_says_how_it_ended(words: str) -> None:
     assert words in printed(CLOSING[words])
+
+
+def test_what_was_left_out_is_named() -> None:
+    text = " ".join(printed(result(left_out=LEFT_OUT, missing=["time"]), 120).split())
+    assert "no triton not checked: the kernel is right; it spills nothing. triton exists" in text
+    assert "not measured time" in text
+    assert result(left_out=LEFT_OUT).as_dict()["left_out"] == LEFT_OUT
+
+
+def test_what_a_machine_lacks_is_no_matter_for_a_hint() -> None:
+    text = printed(result(failure=GateFailure(Code.NOT_MEASURABLE, "no triton")))
+    assert "course doctor" in text
+    assert "course hint" not in text
 
 
 def test_a_stub_is_sent_to_the_chapter() -> None:
@@ -244,10 +268,11 @@ def test_junit(tmp_path: Path) -> None:
     stopped = result(stage="stage-02", failure=FAILURE, checks=[])
     noisy = result(stage="stage-03", numbers=[number(Verdict.INCONCLUSIVE)])
     missing = result(stage="stage-04", missing=["time"])
-    write_junit(path, [full(), result(), stopped, noisy, missing])
+    left = result(stage="stage-05", left_out=LEFT_OUT)
+    write_junit(path, [full(), result(), stopped, noisy, missing, left])
     root = ET.parse(path).getroot()
     suites = {suite.get("name"): suite for suite in root}
-    assert len(suites) == 4  # the first two have one name
+    assert len(suites) == 5  # the first two have one name
     first, second = list(root)[:2]
     assert [first.get(n) for n in ("tests", "failures", "errors")] == ["2", "1", "0"]
     assert [second.get(n) for n in ("tests", "failures", "errors")] == ["2", "0", "0"]
@@ -257,11 +282,13 @@ def test_junit(tmp_path: Path) -> None:
     assert "red [bold]word[/]" in str(failure.get("message"))
     assert "Traceback:" in str(failure.text)
     assert "\x1b" not in str(failure.text)
-    for name, kind in (("stage-02", "failure"), ("stage-03", "error"), ("stage-04", "failure")):
+    kinds = {"02": "failure", "03": "error", "04": "failure", "05": "error"}
+    for name, kind in ((f"stage-{number}", kind) for number, kind in kinds.items()):
         case = suites[name].findall("testcase")[-1]
         assert case.get("name") == "verdict"
         assert case.find(kind) is not None, name
     assert "time" in str(suites["stage-04"].find("testcase/failure").get("message"))  # type: ignore[union-attr]
+    assert "no triton" in str(suites["stage-05"].find("testcase/error").get("message"))  # type: ignore[union-attr]
     kept = {p.get("name"): p.get("value") for p in second.iter("property")}
     assert kept["seed"] == "7"
     assert kept["number:work"] == "5 of 10 (pass)"

@@ -11,6 +11,7 @@ import pytest
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateOptions, GateRun
+from course.check.libraries import is_here
 from course.check.result import Exit, StageResult
 from course.check.runner import new_seed, run_gate
 from course.measure.ratio import Verdict
@@ -172,6 +173,39 @@ def test_a_machine_without_what_the_stage_is_about(toy: ToyCourse) -> None:
     assert not result.passed
     rewrite(toy, '"json", "no_such_module"', '"json"')
     assert run(toy).passed
+
+
+def test_a_machine_without_what_a_part_needs(toy: ToyCourse) -> None:
+    """The rest is judged; what is not is named, and is no pass; nor does it hide a failure."""
+    gate = toy.home / "gates" / "test_stage_01_toy.py"
+    for name in ("def test_bad_input", "def test_work"):
+        marked = f'@pytest.mark.needs("json", "no_such_module")\n{name}'
+        gate.write_text(gate.read_text().replace(name, marked))
+    toy.solve()
+    result = run(toy)
+    assert result.failure is None, result.failure
+    assert [c.name for c in result.checks] == [
+        "test_doubles[10]",
+        "test_doubles[1000]",
+        "test_time",
+    ]
+    named = ["bad input gets an error that names the argument", "work, counted"]
+    assert result.left_out == {"no_such_module": named}
+    assert result.missing == ["work"]
+    assert result.status is Exit.NOT_HERE
+    assert not result.passed
+    only = run(toy, contract_only=True)
+    assert only.left_out == {"no_such_module": named[:1]}
+    assert only.status is Exit.NOT_HERE
+    toy.solve(double="3 * number")
+    assert run(toy).status is Exit.FAIL
+
+
+def test_a_library_that_is_broken_is_not_here(toy: ToyCourse, monkeypatch: Any) -> None:
+    toy.write("broken/broken_library.py", "raise OSError('a shared object is missing')\n")
+    monkeypatch.syspath_prepend(str(toy.home / "broken"))
+    assert not is_here("broken_library")
+    assert is_here("json")
 
 
 def test_numbers_of_a_gpu_are_wanted_on_a_gpu(
@@ -365,3 +399,11 @@ def test_a_tick_of_the_clock_is_no_background_work(toy: ToyCourse) -> None:
     watch.used, watch.elapsed = 0.2, 0.4
     with pytest.raises(GateFailure, match="BACKGROUND_WORK"):
         watch.judge()
+
+
+def test_a_part_whose_library_is_here(toy: ToyCourse) -> None:
+    gate = toy.home / "gates" / "test_stage_01_toy.py"
+    marked = '@pytest.mark.needs("json")\ndef test_work'
+    gate.write_text(gate.read_text().replace("def test_work", marked))
+    toy.solve()
+    assert run(toy).passed

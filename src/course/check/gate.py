@@ -66,6 +66,7 @@ class GateRun:
         self.rng = random.Random(f"{options.seed}:{stage.id}")
         self.numbers: list[Number] = []
         self.checks: list[CheckOutcome] = []
+        self.left_out: dict[str, list[str]] = {}  # library that is not here -> what needs it
         self.failure: GateFailure | None = None
         self.record: Callable[[Number], None] | None = None  # set by the pytest-benchmark bridge
         self.say: Callable[[str], None] | None = None  # tells whoever waits what is going on

@@ -48,8 +48,11 @@ def _fail(case: ET.Element, result: StageResult) -> None:
     failure = result.failure
     kind = failure.code.value if failure else result.status.name
     said = str(failure) if failure else kind
-    if failure is None and result.missing:
-        said = "not measured: " + ", ".join(result.missing)
+    if failure is None and (result.missing or result.left_out):
+        left = [
+            f"{title} (no {name})" for name, titles in result.left_out.items() for title in titles
+        ]
+        said = "not measured: " + ", ".join([*result.missing, *left])
     unmeasured = result.status in (Exit.INCONCLUSIVE, Exit.NOT_HERE, Exit.BROKEN)
     element = ET.SubElement(
         case, "error" if unmeasured else "failure", type=kind, message=plain(said)

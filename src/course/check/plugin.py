@@ -19,6 +19,7 @@ import pytest
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateRun
+from course.check.libraries import is_here, where
 from course.check.replies import SolutionError
 from course.check.result import CheckOutcome
 from course.paths import course_home
@@ -66,6 +67,22 @@ class GatePlugin:
         items[:] = [item for item in items if not is_gate(item)] + gates
         if self.run is not None and self.run.options.contract_only:
             items[:] = [item for item in items if layer_of(item) == "contract"]
+        if self.run is not None:
+            items[:] = [item for item in items if not self._left_out(item, self.run)]
+
+    @staticmethod
+    def _left_out(item: pytest.Item, run: GateRun) -> bool:
+        """Note a test whose library is not here: what is not checked is said, and is no pass."""
+        library = lacks(item)
+        if library and title_of(item) not in run.left_out.setdefault(library, []):
+            run.left_out[library].append(title_of(item))
+        return bool(library)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Plain pytest leaves nothing out: it fails."""
+        if library := lacks(item):
+            message = f"this cannot be checked here: there is no {library}"
+            raise GateFailure(Code.NOT_MEASURABLE, message, likely=where(library))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(
@@ -99,6 +116,12 @@ def is_gate(item: pytest.Item) -> bool:
 def layer_of(item: pytest.Item) -> str:
     """ "contract" or "number"."""
     return "number" if item.get_closest_marker("number") else "contract"
+
+
+def lacks(item: pytest.Item) -> str:
+    """The library that a test needs (`@pytest.mark.needs("triton")`) and this machine has not."""
+    needed = [name for mark in item.iter_markers("needs") for name in mark.args]
+    return next((name for name in needed if not is_here(name)), "")
 
 
 def title_of(item: pytest.Item) -> str:
@@ -150,6 +173,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.path.insert(0, gates)
     config.addinivalue_line("markers", "contract: what comes out must be right")
     config.addinivalue_line("markers", "number: what was predicted, measured")
+    config.addinivalue_line("markers", "needs(library): cannot be checked where it is not")
     if not any(isinstance(p, GatePlugin) for p in config.pluginmanager.get_plugins()):
         config.pluginmanager.register(GatePlugin(), "course-gate")
     from course.check import fixtures

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from course.check.codes import Kind
+from course.check.libraries import where
 from course.check.result import Exit, Number, StageResult
 from course.measure.ratio import Verdict
 from course.plain import one_line, plain
@@ -105,6 +106,10 @@ def print_failure(console: Console, result: StageResult, stage: str) -> None:
     if result.missing:
         missing = f"{', '.join(result.missing)}. A check that is absent is not a pass."
         console.print(pairs([("not measured", Text(missing, style="red"))]))
+    for library, titles in result.left_out.items():
+        console.print(
+            pairs([(f"no {library}", f"not checked: {'; '.join(titles)}. {where(library)}")])
+        )
     failure = result.failure
     if failure is None:
         return
@@ -154,7 +159,12 @@ def closing_line(result: StageResult) -> Text:
             "measurements add up while your file stays the same",
             "yellow",
         ),
-        Exit.NOT_HERE: ("not measurable on this machine", "yellow"),
+        Exit.NOT_HERE: (
+            "what could be checked holds; the rest is not measurable on this machine: no pass"
+            if result.left_out
+            else "not measurable on this machine",
+            "yellow",
+        ),
         Exit.BROKEN: ("the course is broken: this says nothing about your file", "bold red"),
         Exit.USAGE: ("not run", "red"),
     }

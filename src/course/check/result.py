@@ -18,7 +18,7 @@ class Exit(IntEnum):
     FAIL = 1
     USAGE = 2
     INCONCLUSIVE = 3
-    NOT_HERE = 4  # the required tier is not on this machine
+    NOT_HERE = 4  # the required tier, or a library, is not on this machine
     BROKEN = 5  # the judge failed: it says nothing about the solution
 
 
@@ -90,6 +90,8 @@ class StageResult:
     numbers: list[Number] = field(default_factory=list)
     failure: GateFailure | None = None
     missing: list[str] = field(default_factory=list)  # numbers that should be there and are not
+    # What was not checked, by the library that it needs and that is not here: titles, in words.
+    left_out: dict[str, list[str]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     printed: str = ""  # the last lines that a solution that failed has printed
     seconds: float = 0.0
@@ -99,11 +101,15 @@ class StageResult:
         """Fail before inconclusive before pass; what was not measured is never a pass."""
         if self.failure is not None:
             return _NOT_THE_STUDENTS.get(self.failure.code.value, Exit.FAIL)
-        if not self.checks or any(c.outcome != "passed" for c in self.checks) or self.missing:
+        if not self.checks or any(c.outcome != "passed" for c in self.checks):
+            return Exit.FAIL
+        if self.missing and not self.left_out:
             return Exit.FAIL
         verdicts = [n.verdict for n in self.numbers if n.verdict is not None]
         if Verdict.FAIL in verdicts:
             return Exit.FAIL
+        if self.left_out:
+            return Exit.NOT_HERE
         if Verdict.INCONCLUSIVE in verdicts:
             return Exit.INCONCLUSIVE
         return Exit.PASS
@@ -131,6 +137,7 @@ class StageResult:
             "numbers": [n.as_dict() for n in self.numbers],
             "failure": self.failure.as_dict() if self.failure else None,
             "missing": self.missing,
+            "left_out": self.left_out,
             "remarks": self.remarks,
             "printed": self.printed,
             "seconds": round(self.seconds, 2),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import secrets
@@ -16,6 +15,7 @@ import torch
 from course.check.codes import Code
 from course.check.failure import GateFailure
 from course.check.gate import GateOptions, GateRun
+from course.check.libraries import is_here, where
 from course.check.plugin import GatePlugin, gate_arguments, title_of
 from course.check.result import StageResult
 from course.check.solutions import solution_hash
@@ -81,6 +81,7 @@ def run_gate(
             f"processes that the solution left behind were ended: {gate.left_behind[0]}"
         )
     result.checks, result.numbers, result.failure = gate.checks, gate.numbers, gate.failure
+    result.left_out = gate.left_out
     if not options.contract_only and result.failure is None:
         found = {number.name for number in gate.numbers}
         wanted = stage.numbers + (stage.gpu_numbers if options.tier == "cuda" else ())
@@ -92,10 +93,10 @@ def run_gate(
 def _must_have(stage: Stage) -> None:
     """Raise NOT_MEASURABLE where a library does not exist that the stage is about."""
     for name in stage.modules:
-        if importlib.util.find_spec(name) is None:
+        if not is_here(name):
             raise GateFailure(
                 Code.NOT_MEASURABLE, f"{stage.id} cannot be measured here: there is no {name}",
-                likely=f"{name} does not exist for this system, or is not installed.",
+                likely=where(name),
             )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from course.check.libraries import where
 from course.check.progress import Progress, ProgressUnreadable
 from course.measure.machine import fingerprint
 from course.paths import course_home, state_dir
@@ -87,7 +88,7 @@ def _triton() -> Finding:
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        advice = "kernels (stages 09, 14) cannot be interpreted here; Linux has triton"
+        advice = f"stage 09 and the kernel of stage 14 cannot be judged here. {where('triton')}"
         return Finding("limit", "triton", "not on this system", advice)
     return Finding("ok", "triton", f"{version}: interpreter and offline builds")
 
