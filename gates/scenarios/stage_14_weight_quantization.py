@@ -1,5 +1,6 @@
 """Stage 14, the half that runs beside the solution."""
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from paged import random_past
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.measure.counters import NewTensors
+from course.measure.interpreted import dot_precisions, last_programs
 from course.measure.kernel_builds import build, recorded_launches
 from course.measure.kernel_loads import LoadedBytes
 from course.model import FullAttention
@@ -18,6 +20,7 @@ from course.parts import KVCache
 __all__ = [
     "builds",
     "decode",
+    "far_end",
     "held_bytes",
     "linear",
     "loaded",
@@ -81,10 +84,11 @@ def loaded(env: Any, x: torch.Tensor, weight: list[Any], group_size: int) -> dic
     for name, tensor in zip(("x", "values", "scales", "zeros"), (x, *weight), strict=False):
         tensors[name], around[f"before {name}"], around[f"past {name}"] = in_the_middle(tensor)
     given, *parts = tensors.values()
-    with LoadedBytes({**tensors, **around}) as bytes_loaded:
+    with LoadedBytes({**tensors, **around}) as bytes_loaded, dot_precisions() as precisions:
         out = env.solution.quant_matmul(given, *parts, group_size=group_size)
     return {
         "out": out,
+        "precisions": sorted(precisions),
         "values": bytes_loaded.of("values"),
         "steps": bytes_loaded.of(*(name for name in tensors if name in ("scales", "zeros"))),
         "past": {name: bytes_loaded.of(name) for name in around},
@@ -97,6 +101,27 @@ def in_the_middle(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     home = torch.zeros(room + size + room, dtype=tensor.dtype)
     home[room : room + size] = tensor.flatten()
     return home[room : room + size].view(tensor.shape), home[:room], home[room + size :]
+
+
+def far_end(env: Any, columns: int, depth: int, bits: int) -> dict[str, int]:
+    """Bytes that the last program loads of a weight of more than 2^31 bytes, and of what is before.
+
+    Of the weight only addresses exist, until they are read.
+    """
+    width, group = depth * bits // 8, 32
+    size, no_reserve = columns * width, 0x4000
+    before = 1 << 31  # where offsets lead that have wrapped round
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    home = torch.frombuffer(mmap.mmap(-1, before + size, flags), dtype=torch.uint8)
+    values = home[before:].view(columns, width)
+    if bits == 8:
+        parts = [values.view(torch.int8), torch.ones(columns, dtype=torch.bfloat16)]
+    else:
+        parts = [values, *(torch.empty(columns, depth // group, dtype=torch.bfloat16),) * 2]
+    known = {"values": values, "before": home[:before]}
+    with LoadedBytes(known) as bytes_loaded, last_programs():
+        env.solution.quant_matmul(torch.ones(1, depth), *parts, group_size=group)
+    return {name: bytes_loaded.of(name) for name in known}
 
 
 def linear(
@@ -154,6 +179,11 @@ class Traffic(TorchDispatchMode):
 
     made = 0
     read_float = 0  # of floating type: a weight that a product reads in full precision
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to switch dynamo off is to import it: over a second."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

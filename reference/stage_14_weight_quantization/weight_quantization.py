@@ -62,7 +62,8 @@ def quantize_int4(
     largest, 0 among them. Scale and zero are rounded to bfloat16 first.
 
     Args:
-        weight: [N, K], of any floating type, contiguous or not. It stays as it is.
+        weight: [N, K], of any floating type, contiguous or not. It stays as it is. Its least and
+            largest may lie further apart than float32 counts.
         group_size: of GROUP_SIZES. The last group of a row is shorter where K is no multiple of it.
 
     Returns:
@@ -83,7 +84,7 @@ def quantize_int4(
     padded = F.pad(weight.float(), (0, -columns % group_size))  # 0 is in the range of every group
     groups = padded.unflatten(1, (-1, group_size))  # [N, G, group_size]
     low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
-    scales = ((high - low) / 15).clamp(min=SMALLEST).to(KEPT)
+    scales = (high / 15 - low / 15).clamp(min=SMALLEST).to(KEPT)
     zeros = (low + 8 * scales.float()).to(KEPT)  # level 8 lies in the middle: a small number
     levels = (groups - zeros.float()[..., None]).div_(scales.float()[..., None]).round_()
     values = levels.add_(8).clamp_(0, 15).to(torch.uint8).flatten(1)[:, :columns]
@@ -178,9 +179,9 @@ def quant_matmul(
 
     Args:
         x: [M, K], in bfloat16, float16 or float32; its rows may lie apart. The products are taken
-            in its type, and summed in float32.
+            in its type, float32 not cut to tf32, and summed in float32.
         values, scales: of `quantize_int8`; or of `pack_int4` and `quantize_int4`, and then with
-            its `zeros` and their `group_size`.
+            its `zeros` and their `group_size`. There may be more than 2^31 bytes of values.
 
     Returns:
         [M, N], in the type of `x`.

@@ -57,7 +57,8 @@ def quantize_int4(
     largest, 0 among them. Scale and zero are rounded to bfloat16 first.
 
     Args:
-        weight: [N, K], of any floating type, contiguous or not. It stays as it is.
+        weight: [N, K], of any floating type, contiguous or not. It stays as it is. Its least and
+            largest may lie further apart than float32 counts.
         group_size: of GROUP_SIZES. The last group of a row is shorter where K is no multiple of it.
 
     Returns:
@@ -123,9 +124,9 @@ def quant_matmul(
 
     Args:
         x: [M, K], in bfloat16, float16 or float32; its rows may lie apart. The products are taken
-            in its type, and summed in float32.
+            in its type, float32 not cut to tf32, and summed in float32.
         values, scales: of `quantize_int8`; or of `pack_int4` and `quantize_int4`, and then with
-            its `zeros` and their `group_size`.
+            its `zeros` and their `group_size`. There may be more than 2^31 bytes of values.
 
     Returns:
         [M, N], in the type of `x`.
