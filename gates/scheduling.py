@@ -87,6 +87,7 @@ class Desk(History):
         self.strangers: list[list[int]] = []  # tables of others
         self.history: list[str] = []
         self.tally = Tally()
+        self.finishes: dict[str, str | None] = {}  # of all that were served before the last call
         self.names = (f"r{i}" for i in itertools.count())
         settings = f"max_running={max_running!r}, watermark={watermark!r}"
         self.state = expect.result_of(
@@ -173,6 +174,7 @@ class Desk(History):
         result = self._call(doing, "abort", [request_id])
         if known:
             self._judge_output(result, doing, request_id, [], "abort")
+            self._judge_finish(doing, request_id, "abort")
             del self.live[request_id]
         elif result is not None:
             raise self._failure(
@@ -456,6 +458,7 @@ class Desk(History):
             asked.said.append(token)
             finish = self._finish(asked)
             self._judge_output(output, "update", name, [token], finish)
+            self._judge_finish("update", name, finish)
             if finish is not None:
                 del self.live[name]
                 self.tally.ended.append(name)
@@ -501,6 +504,15 @@ class Desk(History):
             raise self._failure(
                 code, f"{doing}: why {name} has ended", f"{finish or 'it has not'}",
                 f"{output['finish'] or 'it goes on'}",
+            )  # fmt: skip
+
+    def _judge_finish(self, doing: str, name: str, finish: str | None) -> None:
+        """A Sequence says of itself why it has ended."""
+        if self.finishes.get(name) != finish:
+            raise self._failure(
+                Code.WRONG_VALUE, f"{doing}: finish_reason of the Sequence of {name}",
+                f"{finish}, as in its Output", str(self.finishes.get(name)),
+                likely="Whoever holds a Sequence asks it whether it has ended.",
             )  # fmt: skip
 
     def _judge_state(self, *, scheduled: bool = False) -> None:
@@ -599,6 +611,7 @@ class Desk(History):
             raise failure from None
         expect.unchanged(args, reply["args"], f"{self.what}: an argument of {op}")
         self.state = {name: reply[name] for name in self.state}
+        self.finishes = reply["finishes"]
         return reply["result"]
 
     def refuses(self, request: Json, argument: str, what: str, kinds: list[str]) -> None:

@@ -149,8 +149,10 @@ class TestAdding:
         [
             ("max_running", 0, ["ValueError"]),
             ("max_running", 2.0, ["TypeError", "ValueError"]),
+            ("max_running", True, ["TypeError", "ValueError"]),
             ("watermark", -1, ["ValueError"]),
             ("watermark", None, ["TypeError", "ValueError"]),
+            ("watermark", False, ["TypeError", "ValueError"]),
         ],
     )
     def test_bad_settings(self, gate: GateRun, argument: str, value: Any, kinds: list[str]) -> None:
@@ -189,6 +191,15 @@ class TestQueues:
         desk = Desk(gate, 20, 8, "ten requests", max_running=4, context=40, roomy=True)
         for i in range(10):
             desk.add(desk.request(3 + 5 * (i % 3), 2 + (7 * i) % 5))
+        desk.finish()
+
+    def test_many_at_once(self, gate: GateRun) -> None:
+        """as many are admitted in one step as there is room for, be they ever so many"""
+        desk = Desk(
+            gate, 2 * 80, 4, "eighty requests", max_running=80, context=8, roomy=True
+        )  # fmt: skip
+        for _ in range(80):
+            desk.add(desk.request(3, 2))
         desk.finish()
 
     def test_they_come_while_others_run(self, gate: GateRun) -> None:
@@ -892,6 +903,35 @@ def test_memory(gate: GateRun) -> None:
             Code.TOO_MUCH_MEMORY, "a scheduler grows while requests come and go",
             f"at most {MOST_KEPT:,} bytes more", f"{kept:,} after {5 * rounds:,} of them",
             likely="Something of every request is kept: its id, its tokens, or the steps.",
+        )  # fmt: skip
+
+
+@pytest.mark.number
+def test_adding_and_the_queue(gate: GateRun) -> None:
+    """a new id is looked up, and not searched for among all that wait"""
+    few, many, adds = 10, 1000, 20
+    found = {
+        waiting: expect.result_of(
+            lambda waiting=waiting: gate.candidate.call(
+                "ids_looked_at", waiting=waiting, adds=adds
+            ),
+            f"requests added to {waiting:,}",
+        )
+        for waiting in (few, many)
+    }
+    for waiting, counts in found.items():
+        if counts["waiting"] != waiting + adds:
+            raise GateFailure(
+                Code.WRONG_VALUE, f"how many wait, of {waiting + adds:,} that were added",
+                f"{waiting + adds:,}", f"{counts['waiting']:,}",
+            )  # fmt: skip
+    short, long = (found[waiting]["looked_at"] for waiting in (few, many))
+    if long > 2 * short + adds:
+        raise GateFailure(
+            Code.WRONG_COUNT, f"ids that {adds} calls of `add` look at, with {many:,} that wait",
+            f"about as many as with {few}: {short}", f"{long:,}",
+            likely="Whether an id is being served is searched for among all of them; `live` finds "
+            "it at once.",
         )  # fmt: skip
 
 

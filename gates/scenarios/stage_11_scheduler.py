@@ -14,7 +14,7 @@ from course.engine import Engine, Runner
 from course.parts import PagedAttention, PrefixCachingAllocator, step_batch
 from course.types import FinishReason, Output, Request, SamplingParams, Step
 
-__all__ = ["call", "kept_bytes", "look", "new", "queued", "serve"]
+__all__ = ["call", "ids_looked_at", "kept_bytes", "look", "new", "queued", "serve"]
 
 
 @dataclass
@@ -38,12 +38,20 @@ class Desk:
 DESKS: dict[str, Desk] = {}  # by the name that the judge gives them
 
 
-class Forgetful(PrefixCachingAllocator):
-    """A pool in which nobody finds anything: what is preempted is computed anew, all of it."""
+class Pool(PrefixCachingAllocator):
+    """The pool of all schedulers here: of one class, so that it does not tell what it is for.
+
+    Args:
+        finds: if not, nobody finds anything, and what is preempted is computed anew, all of it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, finds: bool = True) -> None:
+        super().__init__(num_blocks, block_size)
+        self._finds = finds
 
     def cached_blocks(self, sequence: Any) -> list[int]:
-        """None."""
-        return []
+        """As for every such allocator; or none."""
+        return super().cached_blocks(sequence) if self._finds else []
 
 
 def extended(kind: Any, budget: int) -> Any:
@@ -78,7 +86,7 @@ def new(
     kind = env.solution.Scheduler
     if budget is not None:
         kind = extended(kind, budget)
-    allocator = PrefixCachingAllocator(num_blocks, block_size)
+    allocator = Pool(num_blocks, block_size)
     scheduler = kind(
         allocator, Config(vocab_size, max_context), max_running=max_running, watermark=watermark
     )
@@ -90,6 +98,7 @@ def call(env: Any, desk: str, op: str, args: list[Any]) -> dict[str, Any]:
     """Call a method, and look."""
     kept = DESKS[desk]
     scheduler = kept.scheduler
+    known = [*scheduler.running, *scheduler.waiting]  # held on to: some may end now
     if op == "add":
         request = request_of(args[0])
         result = plain(scheduler.add(request))
@@ -106,7 +115,8 @@ def call(env: Any, desk: str, op: str, args: list[Any]) -> dict[str, Any]:
         result = list(table)
     else:
         raise ValueError(op)
-    return {"result": result, "args": args, **look(env, desk)}
+    finishes = {s.request.request_id: named(s.finish_reason) for s in known}
+    return {"result": result, "args": args, "finishes": finishes, **look(env, desk)}
 
 
 def look(env: Any, desk: str) -> dict[str, Any]:
@@ -130,8 +140,12 @@ def plain_sequence(sequence: Any) -> dict[str, Any]:
         "num_computed": sequence.num_computed,
         "num_cached": sequence.num_cached,
         "table": list(sequence.block_table),
-        "ended": sequence.finish_reason is not None,
     }
+
+
+def named(reason: Any) -> str | None:
+    """A FinishReason as plain text; whatever else is there, by its repr."""
+    return str(reason) if isinstance(reason, FinishReason) else reason and repr(reason)
 
 
 def plain_step(step: Any) -> Any:
@@ -215,7 +229,7 @@ def serve(
     """
     decoder = None if model == "none" else model_of(env, model)
     config = Config(256, context) if decoder is None else decoder.config
-    allocator = (PrefixCachingAllocator if cache else Forgetful)(num_blocks, block_size)
+    allocator = Pool(num_blocks, block_size, finds=cache)
     scheduler = env.solution.Scheduler(allocator, config, **settings)
     runner = say_seven if decoder is None else runner_of(env, decoder, num_blocks, block_size)
     counted = Counted(runner)
@@ -271,7 +285,7 @@ def endless(env: Any, waiting: int) -> tuple[Any, Any]:
 
     Every request is like every other.
     """
-    allocator = PrefixCachingAllocator(10, 4)
+    allocator = Pool(10, 4)
     scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=8)
     names = iter(range(10**9))
 
@@ -296,13 +310,45 @@ def queued(env: Any, size: int, block_size: int, batch: int) -> Iterator[int]:
         yield len(scheduler.waiting) + len(scheduler.running)
 
 
+class Watched(str):
+    """An id that counts how often one of its kind is compared, or its hash is asked for."""
+
+    looked_at = 0
+
+    def __eq__(self, other: object) -> bool:
+        Watched.looked_at += 1
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        Watched.looked_at += 1
+        return super().__hash__()
+
+
+def ids_looked_at(env: Any, waiting: int, adds: int) -> dict[str, int]:
+    """How often ids are looked at while some more requests are added to those that wait."""
+    scheduler = env.solution.Scheduler(Pool(4, 4), Config(256, 64), max_running=1)
+
+    def add(index: int) -> None:
+        scheduler.add(Request(Watched(f"r{index}"), (1, 2, 3), SamplingParams(2)))
+
+    for index in range(waiting):
+        add(index)
+    Watched.looked_at = 0
+    for index in range(waiting, waiting + adds):
+        add(index)
+    return {"looked_at": Watched.looked_at, "waiting": len(scheduler.waiting)}
+
+
 def kept_bytes(env: Any, rounds: int) -> int:
     """Bytes of Python objects by which a scheduler grows while requests come and go.
 
     Some are refused, some ask for nothing, some are aborted, some are preempted. The first hundred
     are left out.
     """
-    allocator = PrefixCachingAllocator(6, 4)
+    allocator = Pool(6, 4)
     scheduler = env.solution.Scheduler(allocator, Config(256, 64), max_running=3)
 
     def play(first: int, last: int) -> None:

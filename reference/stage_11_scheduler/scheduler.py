@@ -34,8 +34,8 @@ class Scheduler:
     the largest request finishes them all.
 
     `waiting` and `running` are in the order of arrival, and whoever runs is older than whoever
-    waits. No sequence is in both. One that waits has no blocks. What a step costs here does not
-    depend on how many wait.
+    waits. No sequence is in both. One that waits has no blocks. What a step or an `add` costs here
+    does not depend on how many wait.
 
     Args:
         allocator: the pool; only this scheduler allocates from it.
@@ -108,7 +108,8 @@ class Scheduler:
         It is called between steps: after `update`, before `schedule`.
 
         Returns:
-            An Output with the reason ABORT; None if no such request waits or runs.
+            An Output with the reason ABORT, which its Sequence has as `finish_reason` too; None if
+            no such request waits or runs.
         """
         # solution: begin
         sequence = self.live.get(request_id)
@@ -170,7 +171,7 @@ class Scheduler:
         Returns:
             An Output for each, in order; the last one of a request says why it ended: STOP for an
             end token (which is among the tokens), LENGTH at its limit or at the end of the context.
-            The blocks of what has ended are free.
+            The blocks of what has ended are free, and its Sequence has that `finish_reason` too.
 
         Raises:
             ValueError: not one token for each sequence of the step (`token_ids`). Nothing has
