@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,56 @@ class Tally:
     admitted: int = 0
     cached: int = 0  # tokens that admissions have found
     ended: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence that runs, as it is before a step."""
+
+    name: str
+    computed: int
+    tokens: int
+    table: list[int]
+
+
+def who_gives_way(
+    rows: list[Row], free: int, block_size: int, *, budget: int | None = None,
+    strangers: Iterable[list[int]] = (),
+) -> tuple[list[str], dict[str, int]]:  # fmt: skip
+    """Who must be preempted, the newest first, and what those that stay feed.
+
+    Args:
+        rows: those that run, in the order of arrival.
+        free: blocks that no table holds.
+        budget: most tokens of a step, if it has a budget.
+        strangers: tables of others.
+    """
+    held = Counter(block for row in rows for block in row.table)
+    held.update(block for table in strangers for block in table)
+    alive = {row.name: row for row in rows}
+    victims: list[str] = []
+    feed: dict[str, int] = {}
+    left = budget
+    for row in rows:
+        count = row.tokens - row.computed
+        if left is not None:
+            count = min(count, left)
+        while count and row.name in alive:
+            end = -(-(row.computed + count) // block_size)
+            shared = [b for b in row.table[row.computed // block_size : end] if held[b] > 1]
+            needed = max(0, end - len(row.table)) + len(shared)
+            if needed <= free:
+                free -= needed
+                held.subtract(shared)
+                feed[row.name] = count
+                left = None if left is None else left - count
+                break
+            victim = alive.popitem()[1]
+            victims.append(victim.name)
+            for block in victim.table:
+                held[block] -= 1
+                free += held[block] == 0
+    return victims, feed
 
 
 class Desk(History):
@@ -266,35 +317,12 @@ class Desk(History):
 
     def _expected(self, before: Json) -> tuple[list[str], dict[str, int]]:
         """Who must be preempted, the newest first, and what those that stay feed."""
-        held = Counter(b for s in before["running"] for b in s["table"])
-        held.update(b for table in self.strangers for b in table)
-        free = before["num_free"]
-        alive = {s["id"]: s for s in before["running"]}  # in the order of arrival
-        victims: list[str] = []
-        feed: dict[str, int] = {}
-        left = self.budget
-        for sequence in before["running"]:
-            name, table = sequence["id"], sequence["table"]
-            computed = sequence["num_computed"]
-            count = len(sequence["tokens"]) - computed
-            if left is not None:
-                count = min(count, left)
-            while count and name in alive:
-                end = self.blocks_for(computed + count)
-                shared = [b for b in table[computed // self.block_size : end] if held[b] > 1]
-                needed = max(0, end - len(table)) + len(shared)
-                if needed <= free:
-                    free -= needed
-                    held.subtract(shared)
-                    feed[name] = count
-                    left = None if left is None else left - count
-                    break
-                victim = alive.popitem()[1]
-                victims.append(victim["id"])
-                for block in victim["table"]:
-                    held[block] -= 1
-                    free += held[block] == 0
-        return victims, feed
+        rows = [
+            Row(s["id"], s["num_computed"], len(s["tokens"]), s["table"]) for s in before["running"]
+        ]
+        return who_gives_way(
+            rows, before["num_free"], self.block_size, budget=self.budget, strangers=self.strangers
+        )
 
     def _judge_victims(self, before: Json, was: list[str], running: list[str]) -> None:
         expected, _ = self._expected(before)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 from bills import Bills
+from scheduling import Row, who_gives_way
 from texts import check_text
 
 from course.check import expect
@@ -58,11 +59,12 @@ class Judge:
     """Looks at every step of one scheduler, by the rules of the chapter and nobody's code."""
 
     def __init__(
-        self, requests: list[Json], what: str, *, max_running: int, max_tokens: int, **_: Any
-    ) -> None:
+        self, requests: list[Json], what: str, *, max_running: int, max_tokens: int,
+        block_size: int, **_: Any,
+    ) -> None:  # fmt: skip
         self.requests = {r["id"]: r for r in requests}
         self.what = what
-        self.max_running, self.budget = max_running, max_tokens
+        self.max_running, self.budget, self.block_size = max_running, max_tokens, block_size
         self.life = Life()
         self.computed: dict[str, int] = {}  # tokens of each running sequence that were fed
         self.length: dict[str, int] = {}  # its tokens
@@ -100,6 +102,7 @@ class Judge:
                 likely="Whoever is admitted by its first chunk alone gives all of it back when the "
                 "pool is full.",
             )  # fmt: skip
+        self.no_more_give_way_than_must(seen["before"], gone)
         self.decodes_first(fed, before, running)
         self.oldest_first(seen, fed, running)
         self.used_up(seen, fed, running, preempted=bool(gone))
@@ -182,6 +185,20 @@ class Judge:
             raise self.fail(
                 Code.WRONG_COUNT, "too many run", f"at most {self.max_running}", str(len(running))
             )
+
+    def no_more_give_way_than_must(self, before: Json, gone: list[str]) -> None:
+        """Who is preempted is whom stage 11 would have preempted in this step."""
+        rows = [
+            Row(*row, table) for row, table in zip(before["running"], before["tables"], strict=True)
+        ]
+        expected, _ = who_gives_way(rows, before["free"], self.block_size, budget=self.budget)
+        if set(gone) != set(expected):
+            raise self.fail(
+                Code.WRONG_VALUE, "who is preempted", str(expected[::-1] or "nobody"),
+                f"{gone or 'nobody'}, where {before['free']} blocks were free",
+                likely="As in stage 11: the newest, until the block that is needed is free, and no "
+                "more of them.",
+            )  # fmt: skip
 
     def decodes_first(self, fed: dict[str, tuple[int, int]], before: Json, running: Json) -> None:
         """Whoever has one token left to feed, and is not preempted, is in the step."""
@@ -352,7 +369,7 @@ def serve(
     if num_blocks is None:
         num_blocks = sum(-(-(len(r["prompt"]) + r["new"]) // block_size) for r in requests) + 1
     times = at or [0] * len(requests)
-    judge = Judge(requests, what, **settings)
+    judge = Judge(requests, what, block_size=block_size, **settings)
     most = 40 + max(times, default=0) + sum(len(r["prompt"]) + 2 * r["new"] for r in requests)
 
     def run() -> Json:
@@ -413,6 +430,7 @@ class TestBadInput:
             ("max_tokens", {"max_running": 1, "max_tokens": -5}, ["ValueError"]),
             ("max_tokens", {"max_running": 1, "max_tokens": 8.0}, ["TypeError", "ValueError"]),
             ("max_tokens", {"max_running": 1, "max_tokens": None}, ["TypeError", "ValueError"]),
+            ("max_tokens", {"max_running": 1, "max_tokens": True}, ["TypeError", "ValueError"]),
             ("max_running", {"max_running": 0, "max_tokens": 8}, ["ValueError"]),
             ("watermark", {"max_running": 1, "max_tokens": 8, "watermark": -1}, ["ValueError"]),
         ],
@@ -494,6 +512,24 @@ class TestChunks:
         what = "a prompt of 240 tokens with a budget of 200"
         life = serve(gate, [request(gate, "a", 240, 3)], what, max_tokens=200, block_size=16)
         has_chunks(life, "a", [200, 40, 1, 1], what)
+
+    def test_a_budget_for_whole_documents(self, gate: GateRun) -> None:
+        """no chunk is smaller than the budget allows, however large that is"""
+        lengths = [8000, 3, 900]
+        what = "prompts of 8,000, 3 and 900 tokens with a budget of 9,000"
+        fed = expect.result_of(
+            lambda: gate.candidate.call(
+                "fed_in_one_step", lengths=lengths, max_running=4, max_tokens=9000
+            ),
+            what,
+        )
+        wanted = [[f"r{i}", 0, length] for i, length in enumerate(lengths)]
+        if sorted(fed) != wanted:
+            raise GateFailure(
+                Code.WRONG_COUNT, f"{what}: who feeds from where how many tokens in the first step",
+                str(wanted), str(fed),
+                likely="The budget alone cuts a prompt: there is no other limit of a chunk.",
+            )  # fmt: skip
 
     @pytest.mark.parametrize("more", [-1, 0, 1, 2])
     def test_a_prompt_around_the_budget(self, gate: GateRun, more: int) -> None:
@@ -700,7 +736,7 @@ class TestLives:
         def interleave() -> None:
             runs = []
             for requests, budget in zip(lists, (9, 6), strict=True):
-                judge = Judge(requests, "one of two", max_tokens=budget, **settings)
+                judge = Judge(requests, "one of two", max_tokens=budget, block_size=4, **settings)
                 judges.append(judge)
                 runs.append(
                     gate.candidate.start(

@@ -13,7 +13,7 @@ from course.model.describe import load_config
 from course.parts import PagedAttention, PrefixCachingAllocator, Scheduler, step_batch
 from course.types import Output, Request, SamplingParams, Step
 
-__all__ = ["arrivals", "looked_at", "mismatched", "new", "serve"]
+__all__ = ["arrivals", "fed_in_one_step", "looked_at", "mismatched", "new", "serve"]
 
 
 class PoisonedAllocator(PrefixCachingAllocator):
@@ -63,7 +63,10 @@ def serve(
         while arrivals and arrivals[0][0] <= index:
             output = scheduler.add(request_of(arrivals.pop(0)[1]))
             at_once += [] if output is None else [output]
-        before = queues(scheduler)
+        before = {
+            **queues(scheduler), "free": allocator.num_free,
+            "tables": [list(s.block_table) for s in scheduler.running],
+        }  # fmt: skip
         step = scheduler.schedule()
         fed = fed_by(step)
         scheduled = {**queues(scheduler), "fits": head_fits(scheduler, allocator, settings)}
@@ -184,6 +187,16 @@ def mismatched(env: Any, requests: list[Any], more: int, **settings: Any) -> Ite
     yield [before, after]
     if error is not None:
         raise error
+
+
+def fed_in_one_step(env: Any, lengths: list[int], **settings: Any) -> list[list[Any]]:
+    """What the first step feeds of prompts longer than nano's context; nothing is computed."""
+    allocator = PrefixCachingAllocator(sum(-(-length // 16) for length in lengths), 16)
+    config = load_config("bench-8b")  # for its long context
+    scheduler = env.solution.ChunkedScheduler(allocator, config, **settings)
+    for index, length in enumerate(lengths):
+        scheduler.add(Request(f"r{index}", (index,) * length, SamplingParams(max_new_tokens=1)))
+    return fed_by(scheduler.schedule())
 
 
 def arrivals(

@@ -20,8 +20,9 @@ class ChunkedScheduler(Scheduler):
     So at most one sequence is in the middle of its prompt, and it is the newest that runs: whoever
     was cut took the last token of the budget, and nobody is admitted with nothing.
 
-    A sequence that was preempted feeds its tokens anew like a prompt, in chunks. Blocks are
-    allocated as in stage 11, at admission and for the whole prompt: a chunk never lacks room.
+    Whom stage 11 would preempt is preempted, and nobody else. It feeds its tokens anew like a
+    prompt, in chunks. Blocks are allocated as in stage 11, at admission and for the whole prompt: a
+    chunk never lacks room.
 
     Args:
         max_tokens: of a step; at least `max_running`, so that whoever decodes is in every step.
