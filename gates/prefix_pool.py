@@ -87,7 +87,8 @@ class PrefixPool(History):
             taken = self.model.admit(name, line, hits, reserve or 0)
         except Full as full:
             self.model.lines = before
-            self._out_of_blocks("admit", args, doing, full)
+            state = self._out_of_blocks("admit", args, doing, full)
+            self._unchanged(line, state, Code.STALE_STATE, f"{doing}, which was refused")
             return None
         reply = self._do(doing, "admit", **args)
         table = self._table(reply, name, doing)
@@ -200,6 +201,7 @@ class PrefixPool(History):
             raise self._failure(Code.WRONG_TYPE, doing, "a list of blocks", repr(found)[:80])
         self._are_blocks(found, doing)
         self._compare(reply, doing)
+        self._unchanged(Line(line.space, line.tokens), reply, Code.MUTATED_INPUT, doing)
         self._must_be_its_text(line, found, doing)
         wanted = self.model.hits(line)
         if self.exact and found != wanted:
@@ -226,7 +228,8 @@ class PrefixPool(History):
         )  # fmt: skip
         self._compare(self._ask("state"), f"{doing}, which was refused", refused=True)
 
-    def _out_of_blocks(self, op: str, args: dict[str, Any], doing: str, full: Full) -> None:
+    def _out_of_blocks(self, op: str, args: dict[str, Any], doing: str, full: Full) -> Any:
+        """A call that must be refused, with the right numbers; returns the state after it."""
         wanted = f"OutOfBlocks: {full.needed} needed, {full.free} free"
         self.history.append(f"{doing}, to be refused")
         try:
@@ -253,6 +256,17 @@ class PrefixPool(History):
                 f"needed = {said.get('needed')}, free = {said.get('free')}",
                 likely="New blocks, cached ones that are free, and what is reserved; of those that "
                 "are free, all, cached ones too.",
+            )  # fmt: skip
+        return state
+
+    def _unchanged(self, line: Line, reply: Any, code: Code, doing: str) -> None:
+        """The sequence that was handed over, which is perhaps served nowhere, is as it was."""
+        wanted = [line.table, line.computed, line.found, line.tokens]
+        if reply["last"] != wanted:
+            raise self._failure(
+                code, f"{doing}: block_table, num_computed, num_cached and tokens of the sequence",
+                str(wanted), str(reply["last"]),
+                likely="Whoever only asks, or is refused, is left as it was.",
             )  # fmt: skip
 
     # -- judging -----------------------------------------------------------------------------

@@ -107,9 +107,9 @@ class TestHash:
             what,
         )
         blocks = [tuple(text[i : i + size]) for i in range(0, len(text), size)]
-        begins: list[int] = []
+        begins: list[int] = []  # of each salt: the parent of its first block
         for calls in asked:
-            known: dict[int, int] = {}  # of a text's blocks, by their place: their hash
+            known: dict[int, int] = {}  # by place: the hash of the block before
             for parent, tokens, value in calls:
                 if not isinstance(tokens, tuple) or tokens not in blocks:
                     raise GateFailure(
@@ -117,23 +117,22 @@ class TestHash:
                         repr(tokens)[:80], likely="The parent stands for all that came before.",
                     )  # fmt: skip
                 place = blocks.index(tokens)
-                wanted = known.get(place - 1, parent) if place else (begins or [parent])[-1]
-                if place == 0 and not known:
-                    wanted = parent
+                if not known:  # the first call of this salt
+                    known[0] = expect.is_int(parent, f"{what}: the parent of a first block")
                     if parent in begins:
                         raise GateFailure(
                             Code.WRONG_VALUE, f"{what}: the parent of a first block",
                             "another one for each salt", str(parent),
                             likely="Before the first block stands a hash of model and salt.",
                         )  # fmt: skip
-                    begins.append(expect.is_int(parent, f"{what}: the parent of a first block"))
-                if parent != wanted:
+                    begins.append(parent)
+                if parent != known.get(place):
                     raise GateFailure(
                         Code.WRONG_VALUE, f"{what}: the parent of block {place}",
-                        f"{wanted}, the hash of the block before", str(parent),
+                        f"{known.get(place)}, the hash of the block before", str(parent),
                         likely="The hash of a block goes into that of the next.",
                     )  # fmt: skip
-                known[place] = value
+                known[place + 1] = value
 
     def test_how_it_spreads(self, gate: GateRun) -> None:
         """some thousand blocks of small numbers hardly collide, and no hash grows with the text"""
@@ -256,6 +255,40 @@ class TestFinding:
         for space in SPACES:
             pool.found(text, space)
             pool.found([*text[:4], 0, 0, 0], space)
+
+    def test_its_own_hash_collides(self, gate: GateRun) -> None:
+        """the default hash, if it gives one value to all, is trusted no more than another"""
+        size = 2
+        text = draw(gate, 3 * size + 1)
+        others = [[*text[:i], text[i] ^ 1, *text[i + 1 :]] for i in (0, size, 2 * size)]
+        shared = [3, 0, 1, 2, 0]  # blocks
+        texts: list[Any] = [[tokens, ""] for tokens in (text, *others)] + [[text, "a"]]
+        what = "cached_blocks, where `hash_block` gives one hash for all"
+        table, found = expect.result_of(
+            lambda: gate.candidate.call("mistaken", texts=texts, block_size=size), what
+        )
+        for blocks, most in zip(found, shared, strict=True):
+            if blocks not in [table[:count] for count in range(most + 1)]:
+                raise GateFailure(
+                    Code.WRONG_VALUE, f"{what}: blocks of a text that begins with {most} of those "
+                    "cached", f"{table[:most]}, or fewer", str(blocks),
+                    likely="Equal hashes prove nothing, whoever made them: compare the texts.",
+                )  # fmt: skip
+
+    def test_no_tokens(self, gate: GateRun) -> None:
+        """a sequence without tokens finds no block and gets none, and can grow"""
+        pool = PrefixPool(gate, 4, 2, "a sequence without tokens")
+        serve(pool, "a", draw(gate, 5))
+        pool.found([])
+        pool.admit("b", [])
+        pool.publish("b")
+        pool.append("b", draw(gate, 3))
+        pool.run("b")
+        pool.admit("c", [], reserve=3)  # and two are free
+        pool.admit("c", [], reserve=2)
+        pool.free("b")
+        pool.free("c")
+        pool.check()
 
     def test_a_sequence_finds_its_own_blocks(self, gate: GateRun) -> None:
         """one that has lost its blocks is admitted again, and finds them"""

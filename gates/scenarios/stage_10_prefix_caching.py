@@ -4,7 +4,8 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from course.types import OutOfBlocks, Request, SamplingParams, Sequence, Step
 
 __all__ = [
     "admit", "append", "asks", "check", "compute", "deep", "do", "first_tokens", "fork", "free",
-    "hashes", "kept_bytes", "look", "lookup", "make", "new", "open_pool", "publish", "recycle",
-    "state", "touch",
+    "hashes", "kept_bytes", "look", "lookup", "make", "mistaken", "new", "open_pool", "publish",
+    "recycle", "state", "touch",
 ]  # fmt: skip
 
 POOLS: dict[str, "Pool"] = {}  # by the name that the judge gives them
@@ -43,6 +44,7 @@ class Pool:
         self.calls = 0
         self.refusal: dict[str, Any] = {}  # the numbers of the last error
         self.sequences: dict[str, Sequence] = {}
+        self.last: Sequence | None = None  # that was looked up, or was to be admitted
         self.runner: Runner | None = None
         kind = env.solution.PrefixCachingAllocator
         if model is not None:
@@ -70,10 +72,8 @@ class Pool:
         allocator = self.allocator
         return {
             "result": result,
-            "sequences": {
-                name: [s.block_table, s.num_computed, s.num_cached, s.tokens]
-                for name, s in self.sequences.items()
-            },
+            "sequences": {name: fields(s) for name, s in self.sequences.items()},
+            "last": None if self.last is None else fields(self.last),
             "num_free": allocator.num_free,
             "ref_counts": [allocator.ref_count(block) for block in range(self.num_blocks)],
             "calls": self.calls,
@@ -88,6 +88,11 @@ class Pool:
             self.refusal = {name: getattr(error, name, None) for name in ("needed", "free")}
             raise
         return self.state(result)
+
+
+def fields(sequence: Sequence) -> list[Any]:
+    """What an allocator may set in a sequence, and its tokens."""
+    return [sequence.block_table, sequence.num_computed, sequence.num_cached, sequence.tokens]
 
 
 def poisoned(kind: Any, attention: PagedAttention) -> Any:
@@ -128,7 +133,7 @@ def state(env: Any, pool: str) -> dict[str, Any]:
 def lookup(env: Any, pool: str, request: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
     """What `cached_blocks` says of a sequence that is served nowhere yet."""
     kept = POOLS[pool]
-    sequence = Sequence(asked(request), list(tokens))
+    kept.last = sequence = Sequence(asked(request), list(tokens))
     return kept.run(lambda: kept.allocator.cached_blocks(sequence))
 
 
@@ -138,6 +143,7 @@ def admit(
     """Admit a new sequence, or one that has lost its blocks (no request)."""
     kept = POOLS[pool]
     sequence = kept.sequences[name] if request is None else Sequence.of(asked(request))
+    kept.last = sequence
     if reserve is None:
         reply = kept.run(lambda: kept.allocator.admit(sequence))
     else:
@@ -245,7 +251,7 @@ def asks(env: Any, tokens: list[int], salts: list[str], block_size: int) -> list
         for _ in range(2):
             sequence = Sequence.of(asked({"prompt_ids": tokens, "cache_salt": salt}))
             allocator.admit(sequence)
-            sequence.num_computed = len(tokens)
+            sequence.num_computed = len(sequence.tokens)
             allocator.publish(sequence)
     return found
 
@@ -294,26 +300,85 @@ class Watched(list):  # type: ignore[type-arg]
 
 
 class Parent:
-    """The field `parent` of a Prefix, which counts how often a text is followed back."""
+    """The field `parent` of a Prefix, which counts how often a text is followed back.
+
+    slot: what stood there, if the class has slots.
+    """
 
     read = 0
 
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
     def __get__(self, prefix: Any, kind: Any) -> Any:
         Parent.read += 1
-        return self if prefix is None else prefix.__dict__["parent"]
+        if prefix is None:
+            return self
+        return prefix.__dict__["parent"] if self.slot is None else self.slot.__get__(prefix, kind)
 
     def __set__(self, prefix: Any, value: Any) -> None:
-        prefix.__dict__["parent"] = value
+        if self.slot is None:
+            prefix.__dict__["parent"] = value
+        else:
+            self.slot.__set__(prefix, value)
+
+
+@contextmanager
+def parents_counted(solution: Any) -> Iterator[None]:
+    """Meanwhile `Parent.read` counts. A solution with a key of its own need not have a Prefix."""
+    prefix = getattr(solution, "Prefix", None)
+    if prefix is None:
+        yield
+        return
+    slot = vars(prefix).get("parent")
+    prefix.parent = Parent(slot)
+    try:
+        yield
+    finally:
+        if slot is None:
+            del prefix.parent
+        else:
+            prefix.parent = slot
+
+
+@contextmanager
+def own_hash_collides(solution: Any) -> Iterator[None]:
+    """Meanwhile the solution's own `hash_block` has one hash for everything.
+
+    Its code is exchanged, so that it is the same function for whoever asks, by any name. One that
+    is no plain function stays as it is.
+    """
+
+    def seven(parent: int, tokens: tuple[int, ...], *_: Any, **__: Any) -> int:
+        return 7
+
+    own = solution.hash_block
+    if not isinstance(own, FunctionType) or own.__closure__:
+        yield
+        return
+    code = own.__code__
+    own.__code__ = seven.__code__
+    try:
+        yield
+    finally:
+        own.__code__ = code
 
 
 def deep(env: Any, blocks: int) -> dict[str, Any]:
     """A text of many blocks, of which the first copy has been taken while its twin went on.
 
     It is computed anew. Gives the blocks found then, for the text and what its twin added to it;
-    how many tokens were compared and parents looked at in all; and how many items of the twin's
-    tokens and table were read to publish its last block.
+    how many tokens were compared and parents of a Prefix looked at in all; and how many items of
+    the twin's tokens and table were read to publish its last block.
     """
-    allocator = env.solution.PrefixCachingAllocator(2 * blocks + 3, 1)
+    Token.compared = Parent.read = 0
+    with parents_counted(env.solution):
+        found, read = _deep(env.solution.PrefixCachingAllocator(2 * blocks + 3, 1), blocks)
+    return {"found": found, "compared": Token.compared + Parent.read, "read": read}
+
+
+def _deep(allocator: Any, blocks: int) -> tuple[list[Any], int]:
+    """What is found in the end, and the items that were read."""
     text = list(range(blocks))
     more = [blocks + 1, blocks + 2]
 
@@ -330,8 +395,6 @@ def deep(env: Any, blocks: int) -> dict[str, Any]:
         allocator.append(sequence.block_table, len(sequence.tokens), len(tokens))
         sequence.tokens += [Token(token) for token in tokens]
 
-    Token.compared = Parent.read = 0
-    env.solution.Prefix.parent = Parent()  # a key of a class of one's own is not counted
     first, twin = admitted(text), admitted(text)
     computed(first)
     computed(twin)
@@ -347,10 +410,25 @@ def deep(env: Any, blocks: int) -> dict[str, Any]:
         first = admitted(tokens)
         computed(first)
     last = [Token(token) for token in (*text, *more, 0)]
-    found = list(allocator.cached_blocks(Sequence(twin.request, last)))
-    del env.solution.Prefix.parent
-    compared = Token.compared + Parent.read
-    return {"found": found, "compared": compared, "read": read}
+    return list(allocator.cached_blocks(Sequence(twin.request, last))), read
+
+
+def mistaken(env: Any, texts: list[Any], block_size: int) -> list[Any]:
+    """The first of some texts, [tokens, salt], is published, and the solution's own hash collides.
+
+    Gives its table, and what each of the texts finds.
+    """
+
+    def new(tokens: list[int], salt: str) -> Sequence:
+        return Sequence.of(asked({"prompt_ids": tokens, "cache_salt": salt}))
+
+    with own_hash_collides(env.solution):
+        allocator = env.solution.PrefixCachingAllocator(len(texts[0][0]), block_size)
+        first = new(*texts[0])
+        allocator.admit(first)
+        first.num_computed = len(first.tokens)
+        allocator.publish(first)
+        return [first.block_table, [allocator.cached_blocks(new(*text)) for text in texts]]
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -67,8 +67,9 @@ class PrefixCachingAllocator(BlockAllocator):
 
     Args:
         num_blocks, block_size: as for BlockAllocator.
-        hash_block: finds candidates, and is asked once for each block that is looked up or
-            published. It is never trusted.
+        hash_block: finds candidates. It is asked at most once for each block that is looked up, and
+            once for each that is published; or before, if the hash is kept until then. It is never
+            trusted, the default no more than another.
     """
 
     def __init__(
@@ -92,26 +93,28 @@ class PrefixCachingAllocator(BlockAllocator):
         raise NotImplementedError("your code goes here")
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """The cached blocks that a sequence begins with, in order. Nothing changes.
+        """The cached blocks that a sequence begins with, in order. Nothing changes in either.
 
         The first block that is not cached ends them. At least one token is left to compute, whose
-        logits give the next one: of n tokens at most (n - 1) // block_size blocks are found.
+        logits give the next one: of n tokens at most (n - 1) // block_size blocks are found, and
+        without tokens none.
         """
         raise NotImplementedError("your code goes here")
 
     def admit(self, sequence: Sequence, *, reserve: int = 0) -> None:
         """Give a sequence its table: the blocks that are cached, and new ones for the rest.
 
-        There is room for all of its tokens then. Those of cached blocks count as computed
-        (`num_computed`, and `num_cached`).
+        There is room for all of its tokens then. Those of cached blocks count as computed:
+        `num_computed` and `num_cached` are their number.
 
         Args:
-            sequence: it has no blocks.
+            sequence: it has no blocks, and nothing of it is computed. Without tokens it gets none.
             reserve: blocks that must still be free afterwards.
 
         Raises:
             OutOfBlocks: too few are free; what is needed includes `reserve`. A cached block that is
-                free is needed like a new one: it leaves the free list too. Nothing has changed.
+                free is needed like a new one: it leaves the free list too. Nothing has changed,
+                in the sequence neither.
             ValueError, TypeError: the sequence has blocks (`sequence`); `reserve` is negative, or
                 no int.
         """
@@ -128,6 +131,9 @@ class PrefixCachingAllocator(BlockAllocator):
         pool. Where a block with the same text is cached already, that one stays; tables stay as
         they are in any case. Each block is published once: what is published already costs
         nothing, however long the text.
+
+        While a sequence has blocks its tokens only grow, and `num_computed` too: what is published
+        is never written again. Who takes tokens back frees its blocks, and admits it anew.
 
         Raises:
             ValueError: more tokens are computed than the sequence has, or its blocks hold
