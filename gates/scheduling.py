@@ -524,14 +524,18 @@ class Desk(History):
                 str(output["tokens"]),
             )  # fmt: skip
         if output["finish"] != finish:
-            code = Code.WRONG_VALUE
+            code, likely = Code.WRONG_VALUE, ""
+            if finish is None and output["finish"] == "stop":
+                asked = self.live[name].request
+                likely = "With `ignore_eos` an end token is a token like any other."
+                likely = likely if asked.get("ignore_eos") else "That token is no end token."
             if finish is not None and output["finish"] is None:
                 code = Code.TOO_MANY_TOKENS
             elif finish is None and output["finish"] in ("stop", "length"):
                 code = Code.TOO_FEW_TOKENS
             raise self._failure(
                 code, f"{doing}: why {name} has ended", f"{finish or 'it has not'}",
-                f"{output['finish'] or 'it goes on'}",
+                f"{output['finish'] or 'it goes on'}", likely=likely,
             )  # fmt: skip
 
     def _judge_finish(self, doing: str, name: str, finish: str | None) -> None:

@@ -661,7 +661,7 @@ FIGURES: dict[int, list[Figure]] = {
         ("96 × 333 / 71 = {:.0f} steps: {:.2f} of the throughput",
          lambda: [96 * GROWING / 71, 443 / (96 * GROWING / 71)]),
         ("96 × {:.0f} / 71 = {:.0f} steps", lambda: [RESERVED, 96 * RESERVED / 71]),
-        ("× 20 / 71 = {:,.0f}", lambda: 96 * 43.3 * 20 / 71),
+        ("96 × 43.3 / 3 = {:,.0f}", lambda: 96 * 43.3 / (71 // 20)),
         ("moves {:,.0f} bytes out and in again", lambda: kv(LLAMA3, 2)),
         ("{:.1f} us over the 31.5 GB/s", lambda: 2 * kv(LLAMA3, 2) / 31.5e9 * 1e6),
         ("2 × {:.2f} billion FLOP, {:.0f} us on an A100",

@@ -132,8 +132,9 @@ class Scheduler:
 
         Returns:
             An Output for each, in order; the last one of a request says why it ended: STOP for an
-            end token (which is among the tokens), LENGTH at its limit or at the end of the context.
-            The blocks of what has ended are free, and its Sequence has that `finish_reason` too.
+            end token (which is among the tokens) unless it ignores them (`ignore_eos`), LENGTH at
+            its limit or at the end of the context. The blocks of what has ended are free, and its
+            Sequence has that `finish_reason` too.
 
         Raises:
             ValueError: not one token for each sequence of the step (`token_ids`). Nothing has
