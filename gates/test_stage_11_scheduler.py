@@ -796,8 +796,8 @@ def test_half_the_memory(gate: GateRun) -> None:
     slots, known = (halves.rules(half, watermark=0, reserve=room).steps for room in (longest, 0))
     gate.exact(
         "throughput", throughput, at_least=gate.bar("throughput"), unit="%",
-        text=f"{tight.steps} steps with {half} blocks, {free.steps} with the {halves.peak} of the peak: "
-        f"{throughput:.1f}% of the throughput",
+        text=f"{tight.steps} steps with {half} blocks, {free.steps} with the {halves.peak} of the "
+        f"peak: {throughput:.1f}% of the throughput",
         message="half of the memory costs more of the throughput than it must",
         likely="Blocks are kept for tokens that do not exist yet: a request is admitted only when "
         "there is room for all that it may say.",
