@@ -1114,6 +1114,6 @@ def test_agreement(gate: GateRun, text: Text) -> None:
         gate.report(
             f"agreement_{KINDS[bits]}", round(same, 4),
             f"{same:.0%} of {text.NEW} generated tokens are the likeliest in {bits} bits too; "
-            f"1 - TV is {shared:.3f}, the divergence "
+            f"{100 * shared:.1f}% of the probability is shared, the divergence "
             f"{divergence(text.plain.generated, reading.generated):.4f} nats",
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Stage 14, the half that runs beside the solution."""
 
 import mmap
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -106,13 +107,16 @@ def in_the_middle(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 def far_end(env: Any, columns: int, depth: int, bits: int) -> dict[str, int]:
     """Bytes that the last program loads of a weight of more than 2^31 bytes, and of what is before.
 
-    Of the weight only addresses exist, until they are read.
+    Of the weight only addresses exist, until they are read. Nobody may write there: so no system
+    has to promise the memory.
     """
     width, group = depth * bits // 8, 32
-    size, no_reserve = columns * width, 0x4000
+    size = columns * width
     before = 1 << 31  # where offsets lead that have wrapped round
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
-    home = torch.frombuffer(mmap.mmap(-1, before + size, flags), dtype=torch.uint8)
+    pages = mmap.mmap(-1, before + size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*buffer is not writable")
+        home = torch.frombuffer(pages, dtype=torch.uint8)
     values = home[before:].view(columns, width)
     if bits == 8:
         parts = [values.view(torch.int8), torch.ones(columns, dtype=torch.bfloat16)]
