@@ -114,6 +114,17 @@ def test_a_name_bound_anew_means_nothing() -> None:
         graph.replay()
 
 
+def test_a_tensor_that_has_moved_is_missed() -> None:
+    x = torch.ones(3)
+    graph, out = capture(lambda: x * 2)
+    x.resize_(2).fill_(4)  # there is room: nothing moves
+    graph.replay()
+    assert out.tolist() == [8, 8, 2]
+    x.resize_(100_000)
+    with pytest.raises(RuntimeError, match=r"shape \[3\].*freed"):
+        graph.replay()
+
+
 def test_writes_in_place_to_what_the_capture_made() -> None:
     x = torch.tensor([3, 1, 2])
 
@@ -171,6 +182,10 @@ WAITS: dict[str, Callable[[], Any]] = {
     "branch": lambda: X if X.sum() > 1 else -X,
     "numpy": lambda: X.numpy(),
     "cpu": lambda: X.cpu(),
+    "to": lambda: X.to("cpu"),
+    "to, by name": lambda: X.to(device="cpu:0", dtype=torch.float64),
+    "split by a tensor": lambda: X.tensor_split(torch.empty(1, dtype=torch.int64)),
+    "apply_": lambda: X.apply_(lambda value: value + 1),
     "print": lambda: f"{X}",
     "nonzero": lambda: X.nonzero(),
     "where": lambda: torch.where(X > 1),
@@ -186,6 +201,7 @@ WAITS: dict[str, Callable[[], Any]] = {
     "tensor of a number": lambda: torch.tensor(1.0),
     "index of a list": lambda: X[[0, 1]],
     "new_tensor": lambda: X.new_tensor([1.0]),
+    "as_tensor": lambda: torch.as_tensor([1.0]),
     "synchronize": graphs.synchronize,
     "stream": lambda: graphs.Stream().synchronize(),
     "random": lambda: torch.rand(2),
@@ -206,6 +222,15 @@ def test_what_waits_for_the_device_raises(name: str) -> None:
         graph.replay()
     assert X.tolist() == [0, 1, 2, 3]
     assert X[0].item() == 0  # and outside all is as ever
+
+
+def test_what_stays_on_the_device_is_let_through() -> None:
+    """A device that is no word is the model's, and on a GPU another one."""
+    graph, out = capture(
+        lambda: torch.as_tensor(X).to(X.device).to(torch.float64).to(X).tensor_split([1, 3])[1] + 1
+    )
+    graph.replay()
+    assert out.tolist() == [2, 3]
 
 
 def test_a_swallowed_error_ends_the_capture_all_the_same() -> None:
@@ -242,6 +267,25 @@ def test_a_library_is_set_up_before_the_capture(monkeypatch: pytest.MonkeyPatch)
     graph, out = capture(lambda: x @ x)
     graph.replay()
     assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("name", ["dot", "mv", "addmv", "vdot", "bmm", "convolution"])
+def test_every_use_of_a_library_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course.graphs.capture.WARM", set())
+    square = torch.eye(4)
+    calls = {
+        "dot": lambda: X @ X,
+        "mv": lambda: square @ X,
+        "addmv": lambda: torch.addmv(X, square, X),
+        "vdot": lambda: torch.vdot(X, X),
+        "bmm": lambda: torch.einsum("bij,bjk->bik", square[None], square[None]),
+        "convolution": lambda: torch.conv1d(X[None, None], X[None, None]),
+    }
+    with (
+        pytest.raises(RuntimeError, match=f"first use of {name}"),
+        graphs.graph(graphs.CUDAGraph()),
+    ):
+        calls[name]()
 
 
 def test_streams_are_entered_and_left() -> None:

@@ -14,15 +14,20 @@ What it has in common with a GPU:
   is used again: within the capture, and by later captures into the same pool, whose replays then
   overwrite it.
 - What must wait for the device raises in a capture: `item`, `tolist`, `bool`, `nonzero`, a boolean
-  mask as an index, `numpy`, `cpu`, a tensor made of a list. So does a first use of a library.
+  mask as an index, `numpy`, `cpu`, `to("cpu")`, `tensor_split` by a tensor, a tensor made of a
+  list. So does a first use of a library.
 - A replay of what was never captured raises, and so does a second capture into one graph.
 
 What differs:
 
 - It is not faster than eager code, rather slower. It says nothing about time.
-- Memory that was freed after the capture: a GPU reads whatever lies there now. Here the replay
-  raises. So does torch, if it is asked to (`check_input_liveness`, in newer versions).
-- A library counts as used only when an operation of it ran inside `stream(...)`. On a GPU it may
+- Memory that was freed after the capture, by `resize_` too: a GPU reads whatever lies there now.
+  Here the replay raises. So does torch, if it is asked to (`check_input_liveness`, in newer
+  versions).
+- The device is the host. A copy to the host is told by its words, `cpu()` and `to("cpu")`. One with
+  a `torch.device`, or into a tensor that was made without `device=`, goes unnoticed; and a number
+  such as `torch.tensor(0.0)`, which a GPU takes as an argument, is refused.
+- A library counts as used only when the same operation ran inside `stream(...)`. On a GPU it may
   have been set up by any other pass, and the missing warm-up would go unnoticed until a restart.
 - Random numbers are refused. On a GPU they are allowed: the generator takes part in the replay.
 - Kernels that torch does not know of, such as Triton's, are not recorded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,13 +23,15 @@ from course.graphs.streams import (
     set_capturing,
 )
 
-__all__ = ["CUDAGraph", "graph"]
+__all__ = ["CUDAGraph", "graph", "to_host"]
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 # Methods and functions that look at values, or bring values from the host, without an operation
-# that could be seen below.
-READS = ("tolist", "numpy", "cpu", "__array__", "__repr__", "__format__", "__dlpack__")
+# that could be seen below. `apply_` and `map_` are for tensors on the host alone.
+READS = (
+    "tolist", "numpy", "cpu", "__array__", "__repr__", "__format__", "__dlpack__", "apply_", "map_",
+)  # fmt: skip
 BRINGS = ("tensor", "as_tensor", "asarray", "new_tensor", "from_numpy", "frombuffer")
 
 # Memory is taken, and nothing runs: what lies there afterwards is whoever wrote it last.
@@ -287,6 +290,20 @@ def _leaves(result: Any) -> Any:
     return result if isinstance(result, (list, tuple)) else [result]
 
 
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among some values."""
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def to_host(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is `x.to("cpu")`. On a CPU that moves nothing, so only the word tells.
+
+    A `torch.device` is not looked at: it is the model's, and on a GPU would be another one.
+    """
+    words = [value for value in (*args, *kwargs.values()) if isinstance(value, str)]
+    return name == "to" and any(word.startswith("cpu") for word in words)
+
+
 def _place(tensor: Tensor) -> int:
     """Names the memory of a tensor."""
     return -1 if tensor.layout != torch.strided else tensor.untyped_storage()._cdata
@@ -324,9 +341,14 @@ class _NoValues(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run `func`, unless it waits for the device."""
+        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in READS:
             self.recorder.refuse(f"{name} brings values to the host")
-        if name in BRINGS:
+        if to_host(name, args, kwargs):
+            self.recorder.refuse(f'{name}("cpu") brings values to the host')
+        if name == "tensor_split" and _tensors((*args[1:], *kwargs.values())):
+            self.recorder.refuse("tensor_split by a tensor: where it cuts is a value on the device")
+        if name in BRINGS and not _tensors([*args, *kwargs.values()][name == "new_tensor" :]):
             self.recorder.refuse(f"{name} copies from the host, which waits for the device")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

@@ -130,6 +130,7 @@ class Address:
     """Where a tensor lies and how it is laid out: all that a graph knows of it."""
 
     memory: Block | weakref.ref[UntypedStorage]  # of a pool, or somebody else's, who may free it
+    pointer: int  # of that memory
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
@@ -141,7 +142,7 @@ class Address:
         storage = tensor.untyped_storage()
         block = _BLOCKS.get(storage.data_ptr())
         return cls(
-            block if block is not None else weakref.ref(storage),
+            block if block is not None else weakref.ref(storage), storage.data_ptr(),
             tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
         )  # fmt: skip
 
@@ -154,12 +155,12 @@ class Address:
         """The memory itself.
 
         Raises:
-            RuntimeError: it was freed.
+            RuntimeError: it was freed, or its owner lies elsewhere now (`resize_`).
         """
         if isinstance(self.memory, Block):
             return self.memory.storage()
         storage = self.memory()
-        if storage is None:
+        if storage is None or storage.data_ptr() != self.pointer:
             raise RuntimeError(
                 f"CUDA graph replay: the {self.dtype} tensor of shape {list(self.size)} that the "
                 "capture read or wrote was freed since. A GPU would use whatever lies at its "

@@ -13,7 +13,10 @@ __all__ = ["Stream", "current_stream", "stream", "synchronize"]
 
 # Operations whose first call sets up a library (a handle, a workspace, a choice of kernel), which
 # cannot be recorded.
-LIBRARY_CALLS = frozenset({"addmm", "baddbmm", "bmm", "linear", "mm"})
+LIBRARY_CALLS = frozenset({
+    "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv",
+    "vdot",
+})  # fmt: skip
 WARM: set[str] = set()  # those that have run inside `stream(...)` in this process
 
 _IN_PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
