@@ -21,7 +21,9 @@ from course.measure.ratio import PairedRatio
 
 STAGE = 13
 MOST_OPERATIONS = 1.2  # in the graph of the most rows, over that of the fewest
-MOST_PLANNED = 3  # operations on integers in a layer after the first; reading tables takes 9
+MOST_PLANNED = 4  # operations on integers in a layer after the first; slots anew take 6
+MOST_KEPT = 1_000  # bytes of Python objects, after KEPT_STEPS replayed steps
+KEPT_STEPS = 60
 LOGITS = 1e-3  # float32 logits against float64 ones
 BLOCK = 4
 WIDTH = 6  # columns of the tables in graphs: texts of up to 24 tokens
@@ -126,13 +128,13 @@ class TestWhatGraphsRead:
 
     def test_every_field(self, gate: GateRun) -> None:
         """a replay reads this step, and rows for nobody where it has none"""
-        texts = Texts(gate, 60, BLOCK, WIDTH)
-        sizes = [3, 4, 1, 2, 4, 3, 1, 7, 5, 2, 6, 8, 3, 3, 3, 3, 3, 2, 1]
+        texts = Texts(gate, 90, BLOCK, WIDTH)
+        sizes = [3, 4, 1, 2, 4, 3, 1, 7, 5, 2, 6, 12, 5, 11, 6, 3, 3, 3, 3, 3, 2, 1]
         steps = random_decodes(gate, texts, sizes)
 
         def run() -> list[Any]:
             scenario = gate.candidate.start(
-                "read_by_graphs", model="nano", buckets=[4, 1, 8, 2], width=WIDTH,
+                "read_by_graphs", model="nano", buckets=[4, 1, 12, 2], width=WIDTH,
                 todo=[fields for fields, _ in steps],
             )  # fmt: skip
             return [step.value for step in scenario]
@@ -383,10 +385,11 @@ class TestRunner:
             ("buckets", [2, -1], 4, ("ValueError",)),
             ("buckets", [2, 1.5], 4, ("TypeError", "ValueError")),
             ("width", [2], 0, ("ValueError",)),
+            ("width", [2], 2.5, ("TypeError", "ValueError")),
         ],
     )
     def test_bad_input_is_refused(
-        self, gate: GateRun, argument: str, buckets: Any, width: int, kinds: tuple[str, ...]
+        self, gate: GateRun, argument: str, buckets: Any, width: Any, kinds: tuple[str, ...]
     ) -> None:
         """buckets and widths that make no graph are refused"""
 
@@ -494,7 +497,7 @@ def test_launches(gate: GateRun, run: Served) -> None:
 
 @pytest.mark.number
 def test_rows_share_their_operations(gate: GateRun, run: Served) -> None:
-    """a graph of many rows takes as many operations as one of few, and reads its tables once"""
+    """a graph of many rows takes as many operations as one of few, and works out slots once"""
     recorded = run.made["recorded"]
     few, many = recorded[min(recorded)], recorded[max(recorded)]
     if many > MOST_OPERATIONS * few:
@@ -509,7 +512,7 @@ def test_rows_share_their_operations(gate: GateRun, run: Served) -> None:
     )
     if max(planned) > MOST_PLANNED:
         raise GateFailure(
-            Code.WRONG_COUNT, "the tables are read in every layer",
+            Code.WRONG_COUNT, "slots are worked out in every layer",
             f"at most {MOST_PLANNED} operations that give integers (slots, positions) in a layer "
             "after the first", " and ".join(map(str, planned)),
             likely="Slots and masks are the same in all layers: the first one works them out.",
@@ -555,12 +558,35 @@ def test_pool_bytes(gate: GateRun) -> None:
 
 
 @pytest.mark.number
+def test_one_pool(gate: GateRun, run: Served) -> None:
+    """all graphs lie in one pool"""
+    pools = run.made["graph_pools"]
+    if pools != 1:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, f"pools of the graphs of {len(gate.bar('buckets'))} buckets", "1",
+            str(pools), likely="A capture that is handed no pool makes one of its own.",
+        )  # fmt: skip
+
+
+@pytest.mark.number
 def test_what_is_left_behind(gate: GateRun) -> None:
     """steps leave nothing in memory"""
     keeps_nothing(
         gate, "a decode step", 12, "Every output, or every batch, is kept.", buckets=[4],
         width=WIDTH, rows=3,
     )  # fmt: skip
+    kept = expect.result_of(
+        lambda: gate.candidate.call(
+            "kept_bytes", model="nano", buckets=[4], width=WIDTH, rows=3, times=KEPT_STEPS
+        ),
+        "replayed steps",
+    )
+    if kept > MOST_KEPT:
+        raise GateFailure(
+            Code.TOO_MUCH_MEMORY, "Python objects pile up from step to step",
+            f"at most {MOST_KEPT:,} bytes more", f"{kept:,} after {KEPT_STEPS} replays",
+            likely="A note of every step is kept: its rows, its bucket, or what it returned.",
+        )  # fmt: skip
 
 
 @pytest.mark.number

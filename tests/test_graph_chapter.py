@@ -75,6 +75,23 @@ def test_operations_of_a_step(stage: Stage) -> None:
         assert f"{5e-3 * (fixed + each * layers):.1f} ms" in paper  # at 5 us each
 
 
+def test_counts_of_the_notes(stage: Stage) -> None:
+    """Operations in a graph of two rows, and those that a step through it asks for."""
+    notes = flat((stage.reference.parent / "NOTES.md").read_text(encoding="utf-8"))
+    model = load("nano").model
+    attend = module_at(stage.reference).GraphDecodeAttention(model.config, 4, 16)
+    attend.keys.zero_()
+    attend.values.zero_()
+    runner = module_at(stage.reference).GraphRunner(model, attend, [2], 2, graphs)
+    batch = step_batch([text([1] * 9, 8, [table]) for table in (0, 1)], [1, 1], 16)
+    with Operations() as host:
+        runner(batch)
+    asked, eager = host.count + 1, eager_operations(NANO.num_layers)  # the replay is one
+    assert f"stands at {eager / asked:.1f}, with {asked} operations for {eager}." in notes
+    recorded = runner.captured[2].graph.num_operations
+    assert f"operations in a graph of 2 rows, nano | | {recorded} |" in notes
+
+
 def test_floors(stage: Stage) -> None:
     """Weights over the bandwidth of an H100, and what a graph can be worth."""
     paper = flat(section(stage, "On paper"))

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course import graphs as recorder
 from course import parts
+from course.graphs.capture import to_host
 from course.measure.counters import NewTensors
 from course.types import StepBatch
 
@@ -25,6 +27,7 @@ __all__ = [
     "eager",
     "eager_operations",
     "graphed",
+    "kept_bytes",
     "left_behind",
     "made",
     "made_elsewhere",
@@ -37,6 +40,11 @@ __all__ = [
 def graphs_of(env: Any) -> Any:
     """CUDA graphs where there is a GPU, and the course's recorder elsewhere."""
     return torch.cuda if env.device == "cuda" else recorder
+
+
+def device_of(env: Any) -> torch.device:
+    """Where the pool lies. Not its name: a recorder takes the word "cpu" for a copy to the host."""
+    return torch.device(env.device)
 
 
 class CountedGraphs:
@@ -115,8 +123,9 @@ class Waiting(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run `func` and count it."""
-        self.count += getattr(func, "__name__", "") in self.NAMES
-        return func(*args, **(kwargs or {}))
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        self.count += name in self.NAMES or to_host(name, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def of_heads(config: Any, heads: list[int]) -> Any:
@@ -132,7 +141,9 @@ def attention(
 ) -> Iterator[list[torch.Tensor]]:  # fmt: skip
     """The attention alone, run eagerly, on a pool full of NaN or of another value."""
     config = of_heads(env.model(model).config, heads)
-    attend = env.solution.GraphDecodeAttention(config, num_blocks, block_size, device=env.device)
+    attend = env.solution.GraphDecodeAttention(
+        config, num_blocks, block_size, device=device_of(env)
+    )
     poison(attend, unwritten)
     for _, values, layers in todo:
         attend.plan(batch_from(values, env.device))
@@ -153,7 +164,9 @@ def captured_attention(
     """
     graphs = graphs_of(env)
     config = of_heads(env.model(model).config, heads)
-    attend = env.solution.GraphDecodeAttention(config, num_blocks, block_size, device=env.device)
+    attend = env.solution.GraphDecodeAttention(
+        config, num_blocks, block_size, device=device_of(env)
+    )
     poison(attend)
     rows = len(todo[-1][1]["context_lens"])
     nobody = {
@@ -221,7 +234,7 @@ def steps(
 
     def attention_of() -> Any:
         attend = env.solution.GraphDecodeAttention(
-            decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=env.device
+            decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=device_of(env)
         )
         poison(attend)
         return attend
@@ -247,6 +260,7 @@ def steps(
         others.append(mirror)
     yield {
         "captured": list(graphs.sizes.values()),
+        "graph_pools": len(graphs.pools),
         "pool_bytes": graphs.pool_bytes(),
         "recorded": graphs.recorded(),
         **seen(),
@@ -358,7 +372,7 @@ def read_by_graphs(
 def made(env: Any, model: str, buckets: Any, width: Any) -> None:
     """Make a runner, and nothing else."""
     decoder = env.model(model)
-    attend = env.solution.GraphDecodeAttention(decoder.config, 4, 4, device=env.device)
+    attend = env.solution.GraphDecodeAttention(decoder.config, 4, 4, device=device_of(env))
     attend.keys.zero_()
     attend.values.zero_()
     env.solution.GraphRunner(decoder, attend, buckets, width, graphs_of(env))
@@ -370,7 +384,7 @@ def made_elsewhere(env: Any, model: str, buckets: list[int], width: int) -> None
     On a GPU the default is another device than the model's, too: the host.
     """
     decoder = env.model(model)
-    attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=env.device)
+    attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=device_of(env))
     attend.keys.zero_()
     attend.values.zero_()
     batch = batch_from(decode_fields([5] * (max(buckets) - 1), 4, width), env.device)
@@ -413,7 +427,7 @@ def eager_operations(env: Any, model: str, rows: int, block_size: int) -> int:
 def planned_in_layers(env: Any, model: str, rows: int, block_size: int) -> list[int]:
     """Operations that give integers, in each layer but the first, of a decode step."""
     config = env.model(model).config
-    attend = env.solution.GraphDecodeAttention(config, 64, block_size, device=env.device)
+    attend = env.solution.GraphDecodeAttention(config, 64, block_size, device=device_of(env))
     attend.keys.zero_()
     attend.values.zero_()
     attend.plan(batch_from(decode_fields([6] * rows, block_size, 2), env.device))
@@ -430,7 +444,7 @@ def left_behind(
 ) -> list[int]:
     """Bytes of tensors that are alive after an eager and a replayed step, and after several."""
     decoder = env.model(model)
-    attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=env.device)
+    attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=device_of(env))
     attend.keys.zero_()
     attend.values.zero_()
     runner = env.solution.GraphRunner(decoder, attend, list(buckets), width, graphs_of(env))
@@ -445,13 +459,42 @@ def left_behind(
     return found
 
 
+def kept_bytes(env: Any, model: str, buckets: list[int], width: int, rows: int, times: int) -> int:
+    """Bytes of Python objects by which a runner grows in some replayed steps.
+
+    The batches are made beforehand, and the first replays are left out: caches fill there.
+    """
+    decoder = env.model(model)
+    attend = env.solution.GraphDecodeAttention(decoder.config, 64, 4, device=device_of(env))
+    attend.keys.zero_()
+    attend.values.zero_()
+    runner = env.solution.GraphRunner(decoder, attend, list(buckets), width, graphs_of(env))
+    lengths = range(2, 4 * width, 5)
+    batches = [batch_from(decode_fields([n] * rows, 4, width), env.device) for n in lengths]
+
+    def play(count: int) -> None:
+        for index in range(count):
+            runner(batches[index % len(batches)])
+
+    tracemalloc.start()
+    try:
+        play(2 * len(batches))
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        play(times)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
 def allocations(
     env: Any, model: str, buckets: list[int], width: int, block_size: int, rows: int, times: int
 ) -> dict[str, int]:
     """On a GPU: memory that was asked for in some decode steps, and kernels that one launches."""
     decoder = env.model(model)
     attend = env.solution.GraphDecodeAttention(
-        decoder.config, rows * width, block_size, dtype=decoder.dtype, device=env.device
+        decoder.config, rows * width, block_size, dtype=decoder.dtype, device=device_of(env)
     )
     attend.keys.zero_()
     attend.values.zero_()
@@ -511,7 +554,7 @@ def graphed(env: Any, **arguments: Any) -> Iterator[Any]:
 
     def runner_of(decoder: Any, num_blocks: int, block_size: int, width: int) -> Any:
         attend = env.solution.GraphDecodeAttention(
-            decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=env.device
+            decoder.config, num_blocks, block_size, dtype=decoder.dtype, device=device_of(env)
         )
         attend.keys.zero_()
         attend.values.zero_()

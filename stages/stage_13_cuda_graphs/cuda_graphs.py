@@ -98,7 +98,7 @@ class GraphRunner:
 
         Args:
             batch: S sequences, S >= 1, on the model's device. It stays as it is, and may be freed
-                when the call returns.
+                when the call returns: nothing is kept of a step.
 
         Returns:
             [L, V], for the L rows that `batch.logit_rows` names. They may lie in memory of a graph:
