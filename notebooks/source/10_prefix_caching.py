@@ -356,7 +356,7 @@ With {most} of {TOTAL} tokens found, the first token comes **{gain:.1f} times** 
 ({nb.seconds_text(times["found", most])} for {nb.seconds_text(times["found", 0])}); two bare passes
 give {expected:.1f}. Why not {TOTAL / (TOTAL - most):.0f}, as the tokens go? A token in a pass over
 {TOTAL - most} costs {floor:.1f} times as much as one in a pass over {TOTAL}: few rows do not share
-the weights as well, which is notebook 02's ridge. The past that attention reads, the lookup and the
+the weights as well, which is notebook 03's ridge. The past that attention reads, the lookup and the
 bookkeeping add {nb.seconds_text(max(extra, 0.0))}.
 """)
 

@@ -27,6 +27,7 @@ from course.model import load
 from course.model.seeded import BENCH_1B, BENCH_8B, NANO, seeded_decoder
 from course.types import Request, Sequence
 
+torch.set_num_threads(1)  # the host's time is what counts, and threads wait for each other
 lesson = nb.Lesson(13)
 device = lesson.device
 graphs = torch.cuda if lesson.tier == "cuda" else recorder
@@ -120,15 +121,12 @@ That is a straight line: **{fixed:.0f} + {per_layer:.0f} × L**. A step of eight
 # ## What an operation costs the host
 #
 # On models this narrow there is nothing to compute, so the time of a step is the host's. Time steps
-# of several depths in turn, on one thread, and take the quickest of each: the slope of the line is
+# of several depths in turn and take the quickest of each: the slope of the line is
 # the cost of an operation on this machine.
 
 # %%
 steps = {layers: eager_step(model, 1) for layers, model in deep.items()}
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
 times = nb.take_turns(steps, device, rounds=40, warmup=3)
-torch.set_num_threads(threads)
 quickest = {layers: min(found.readings) for layers, found in times.items()}  # noise only adds
 each = (quickest[12] - quickest[1]) / (asked[12] - asked[1])
 
