@@ -180,13 +180,15 @@ def check_parts(
     allowed = bound * scales * (1 + 1e-5) + TINY
     if not bool((error <= allowed).all()):
         at = int((error / allowed).flatten().argmax())
+        off = float(error.flatten()[at] / scales.flatten()[at].clamp(min=1e-300))
         raise GateFailure(
             Code.WRONG_VALUE, f"{what}: a weight lies too far from its level",
-            f"at most {bound} scales",
-            f"{float(error.flatten()[at] / scales.flatten()[at].clamp(min=1e-300)):.3g} scales",
+            f"at most {bound} scales", f"{off:.3g} scales",
             where=f"row {at // depth}, column {at % depth}: "
             f"{float(exact.flatten()[at]):.5g} became {float(stands_for.flatten()[at]):.5g}",
-            likely="Rounded toward zero, clipped, or divided by a scale that was rounded later.",
+            likely="Rounded toward zero, clipped, or divided by a scale that was rounded later."
+            if off < 2 else "The levels do not reach that weight: what the range of its row or "
+            "group starts from is lost, or belongs to another one.",
         )  # fmt: skip
     return stands_for, scales
 
@@ -1074,8 +1076,8 @@ def test_quality(gate: GateRun, text: Text) -> None:
         judged = partial(hold, gate, text, bits)
         judged(
             f"perplexity_{KINDS[bits]}", round(ratio, 4), "x",
-            f"{math.exp(other):.2f} over {tokens} tokens, {ratio - 1:+.2%}: "
-            f"{math.exp(plain):.2f} unquantized",
+            f"{math.exp(other):.2f} over {tokens} tokens, {ratio:.4f} times the "
+            f"{math.exp(plain):.2f} of the unquantized model",
         )  # fmt: skip
         for name, logits, way in (
             (f"divergence_{KINDS[bits]}", reading.text, "in one pass"),
