@@ -908,12 +908,11 @@ class Arrivals:
         self.gate = gate
         self.count, self.prompt, self.budget, self.steps = gate.bar("arrival")
         episodes = self.MOST + self.WARMUP
-        new = self.steps * (episodes + 1) + self.prompt // self.budget + 8
-        self.running = [
-            request(gate, f"r{i}", gate.rng.randrange(16, 33), new) for i in range(self.count)
-        ]
+        own = 33  # two blocks to be cached, and a token
+        new = own * self.count // self.budget + self.steps + 8
+        self.running = [request(gate, f"r{i}", own, new) for i in range(self.count)]
         self.prompts = [request(gate, f"p{i}", self.prompt, 2) for i in range(episodes)]
-        blocks = self.count * (-(-(32 + new) // 16)) + -(-(self.prompt + 2) // 16)
+        blocks = self.count * (-(-(own + new) // 16)) + -(-(self.prompt + 2) // 16)
         self.arguments = {
             "model": gate.model, "running": self.running, "prompts": self.prompts,
             "steps": self.steps, "num_blocks": blocks + 1, "block_size": 16,
@@ -924,17 +923,18 @@ class Arrivals:
         self.whole: dict[str, list[float]] = {side: [] for side in sides}  # seconds of an episode
         self.first: dict[str, list[float]] = {side: [] for side in sides}  # until p's first token
         self.gaps: dict[str, list[float]] = {side: [] for side in sides}  # of those who decode
-        self.said: dict[str, dict[str, list[int]]] = {side: {} for side in sides}
-        self.parted: set[str] = set()
+        # By side: what was said, by episode and id.
+        self.said: dict[str, dict[tuple[int, str], list[int]]] = {side: {} for side in sides}
+        self.parted: set[tuple[int, str]] = set()
 
     def episode(self, side: str) -> float:
         """One prompt arrives on one side; the longest gap between two tokens of who decodes."""
         if side not in self.runs:
             worker = self.gate.baseline if side == "baseline" else self.gate.candidate
             self.runs[side] = worker.start("arrivals", **self.arguments)
-            ready = expect.result_of(self.runs[side].step, f"prompts on {self.gate.model}")
-            self.take(side, ready.value)
         index = len(self.whole[side])
+        ready = expect.result_of(self.runs[side].step, f"prompts on {self.gate.model}")
+        self.take(side, index, ready.value)
         prompt = self.prompts[index]["id"]
         clock, gaps = 0.0, []
         last = {r["id"]: 0.0 for r in self.running}
@@ -942,7 +942,7 @@ class Arrivals:
         for _ in range(self.steps):
             reply = expect.result_of(self.runs[side].step, f"a step on {self.gate.model}")
             clock += reply.seconds
-            for name, tokens in self.take(side, reply.value):
+            for name, tokens in self.take(side, index, reply.value):
                 if name not in came:
                     continue  # a prompt that should have ended before: it is short of tokens
                 came[name] += len(tokens)
@@ -964,7 +964,7 @@ class Arrivals:
         self.compare()
         return max(gaps)
 
-    def take(self, side: str, outputs: Any) -> list[tuple[str, list[int]]]:
+    def take(self, side: str, index: int, outputs: Any) -> list[tuple[str, list[int]]]:
         """Note what a step said, by id."""
         if not isinstance(outputs, list) or any("types" not in o for o in outputs):
             raise GateFailure(
@@ -972,29 +972,30 @@ class Arrivals:
             )
         found = [(output["id"], output["tokens"]) for output in outputs]
         for name, tokens in found:
-            self.said[side].setdefault(name, []).extend(tokens)
+            self.said[side].setdefault((index, name), []).extend(tokens)
         return found
 
     def compare(self) -> None:
         """Both sides say the same as far as both have come, near-ties aside.
 
-        Before the first episode one side may have come further than the other.
+        Before an episode one side may have come further than the other.
         """
         prompts = {r["id"]: r["prompt"] for r in (*self.running, *self.prompts)}
         baseline, candidate = self.said["baseline"], self.said["candidate"]
-        for name in set(baseline) & set(candidate) - self.parted:
-            pairs = enumerate(zip(baseline[name], candidate[name], strict=False))
+        for key in set(baseline) & set(candidate) - self.parted:
+            pairs = enumerate(zip(baseline[key], candidate[key], strict=False))
             at = next((i for i, (one, other) in pairs if one != other), None)
             if at is None:
                 continue
-            wanted, got = baseline[name][at], candidate[name][at]
-            prefix = prompts[name] + candidate[name][:at]
+            wanted, got = baseline[key][at], candidate[key][at]
+            name = key[1]
+            prefix = prompts[name] + candidate[key][:at]
             if not near_tie(self.gate.model, self.gate.device, prefix, got, wanted):
                 raise GateFailure(
                     Code.WRONG_TOKEN, f"request {name!r} on {self.gate.model} differs from the "
                     "baseline's", str(wanted), str(got), where=f"token {at}",
                 )  # fmt: skip
-            self.parted.add(name)  # two texts from here on
+            self.parted.add(key)  # two texts from here on
 
     def throughput(self) -> None:
         """Seconds of whole episodes: the same tokens on both sides.
@@ -1052,7 +1053,7 @@ class Arrivals:
     def prediction(self) -> str:
         """What the bills of the two longest steps promise, on this machine as it is now."""
         bills = Bills(self.gate)
-        past = len(self.running[0]["prompt"]) + self.steps * len(self.whole["candidate"]) // 2
+        past = len(self.running[0]["prompt"]) + self.steps // 2
         chunk = self.budget - self.count
         seconds = {}
         for name, new, before in (("whole", self.prompt, 0), ("chunk", chunk, self.prompt - chunk)):

@@ -16,7 +16,7 @@ STAGE = load_syllabus().find(12)
 READ, FLOPS = 3.35e12, 989e12  # of an H100: bytes and operations in a second
 WEIGHT_BYTES = decode_work(BENCH_8B, [1], weight_itemsize=2, kv_itemsize=2).weight_bytes
 KV_TOKEN = 131_072  # bytes of Llama-3-8B
-PROMPT, DECODES, BUDGET, STEPS = 264, 8, 32, 12  # of the gate
+PROMPT, DECODES, BUDGET, STEPS = 264, 4, 48, 7  # of the gate
 
 
 def paper() -> str:
@@ -49,11 +49,11 @@ def test_the_example() -> None:
     assert STAGE.bar("cpu", "arrival") == [DECODES, PROMPT, BUDGET, STEPS]
     whole, cut, plain = example(DECODES + PROMPT), example(BUDGET), example(DECODES)
     text = paper()
-    assert f"t(8) = {plain}, t(32) = {cut} and t(272) = {whole} ms" in text
+    assert f"t(4) = {plain}, t(48) = {cut} and t(268) = {whole} ms" in text
     assert f"by {whole / cut:.1f}." in text
-    assert f"272 / 32 = {(DECODES + PROMPT) / BUDGET:.1f}" in text
+    assert f"268 / 48 = {(DECODES + PROMPT) / BUDGET:.1f}" in text
     chunks = math.ceil(PROMPT / (BUDGET - DECODES))
-    assert chunks == 11
+    assert chunks == STEPS - 1 == 6
     assert f"{chunks * cut:,} ms, {chunks * cut / whole:.1f} times as late" in text
     pieces, one = chunks * cut + plain, whole + (STEPS - 1) * plain
     assert f"= {one:,} ms" in text
@@ -61,11 +61,11 @@ def test_the_example() -> None:
 
 
 def test_the_steps_that_are_drawn() -> None:
-    """The prompt's tokens of steps 0, 1 and 10."""
-    block = next(b for b in fences(section(STAGE, "On paper"), "") if "step 10" in b)
+    """The prompt's tokens of steps 0, 1 and 5."""
+    block = next(b for b in fences(section(STAGE, "On paper"), "") if "step 5" in b)
     shown = [tuple(map(int, pair)) for pair in re.findall(r"(\d+) \.\. +(\d+)", block)]
     chunk = BUDGET - DECODES
-    assert shown == [(chunk * k, chunk * k + chunk - 1) for k in (0, 1, 10)]
+    assert shown == [(chunk * k, chunk * k + chunk - 1) for k in (0, 1, 5)]
 
 
 def test_the_table_of_budgets() -> None:

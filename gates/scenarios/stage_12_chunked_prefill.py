@@ -203,9 +203,10 @@ def arrivals(
     env: Any, model: str, running: list[Any], prompts: list[Any], steps: int, num_blocks: int,
     block_size: int, **settings: Any,
 ) -> Iterator[Any]:  # fmt: skip
-    """Requests decode; again and again a long prompt joins them, and so many steps are made.
+    """Requests decode; a long prompt joins them, and so many steps are made. Again and again.
 
-    prompts: one for each time, each of which ends within those steps.
+    prompts: one for each time, each of which ends within those steps. The others begin anew each
+    time, so that it is always the same work; what can be cached of them is.
     """
     decoder = env.model(model)
     attention = PagedAttention(
@@ -214,13 +215,15 @@ def arrivals(
     allocator = PrefixCachingAllocator(num_blocks, block_size)
     scheduler = env.solution.ChunkedScheduler(allocator, decoder.config, **settings)
     engine = Engine(scheduler, Runner(decoder, attention, step_batch))
-    for request in running:
-        engine.add(request_of(request))
-    said: list[Output] = []
-    while any(len(s.tokens) == s.num_prompt for s in (*scheduler.waiting, *scheduler.running)):
-        said += engine.step()
-    yield plain(said)  # ready: what follows is timed
     for prompt in prompts:
+        for request in running:
+            engine.abort(request["id"])
+        for request in running:
+            engine.add(request_of(request))
+        said: list[Output] = []
+        while any(len(s.tokens) == s.num_prompt for s in (*scheduler.waiting, *scheduler.running)):
+            said += engine.step()
+        yield plain(said)  # ready: what follows is timed
         engine.add(request_of(prompt))
         for _ in range(steps):
             yield plain(engine.step())

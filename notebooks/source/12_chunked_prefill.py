@@ -43,11 +43,11 @@ BLOCK = 16
 # %% [markdown]
 # ## Predict first
 #
-# 8 decode, 264 tokens arrive, 32 fit into a step: 272 positions against 32, 8.5 times as many. The
-# first guess takes positions for time, and takes a little off.
+# 4 decode, 264 tokens arrive, 48 fit into a step: 268 positions against 48, 5.6 times as many. The
+# first guess takes positions for time.
 
 # %%
-guess = 8
+guess = 5.6
 prediction = lesson.predict(guess, "x")
 
 # %% [markdown]
@@ -144,13 +144,13 @@ in every step. No step had more than {max(sum(fed.values()) for fed, _ in log)} 
 # %% [markdown]
 # ## What a step costs
 #
-# On `bench`, with its wide layers: steps in which 8 sequences decode, and the rest of the positions
+# On `bench`, with its wide layers: steps in which 4 sequences decode, and the rest of the positions
 # belong to a prompt. The roofline of notebook 03 says that it is flat as long as reading weights
 # sets the pace, and then grows with every position.
 
 # %%
 bench = load("bench", device=device).model
-RUNNING, PROMPT, BUDGET, STEPS = 8, 264, 32, 12
+RUNNING, PROMPT, BUDGET, STEPS = 4, 264, 48, 7
 
 
 def step_of(positions, decodes=RUNNING):
@@ -172,7 +172,7 @@ def step_of(positions, decodes=RUNNING):
     return lambda: runner(step)
 
 
-sizes = [1, 2, 4, 8, 16, 32, 64, 128, RUNNING + PROMPT]
+sizes = [1, 2, 4, 8, 16, 32, BUDGET, 64, 128, RUNNING + PROMPT]
 taken = nb.take_turns({b: step_of(b) for b in sizes}, device, rounds=5)
 cost = {b: taken[b].median for b in sizes}
 
@@ -211,13 +211,13 @@ makes the difference.
 # %% [markdown]
 # ## Measured
 #
-# Both schedulers, each with an engine of its own, and the same requests: 8 decode, a prompt joins
-# them, 12 steps are made. Then the next prompt, and the other side's turn.
+# Both schedulers, each with an engine of its own, and the same requests: 4 decode, a prompt joins
+# them, 7 steps are made. Then the next prompt, and the other side's turn.
 
 
 # %%
 class Side:
-    """An engine in which 8 requests decode for ever."""
+    """An engine in which 4 requests decode for ever."""
 
     def __init__(self, kind, **settings):
         blocks = RUNNING * 40 + -(-(PROMPT + 2) // BLOCK)
@@ -309,7 +309,7 @@ prediction.score(measured, derived=derived)
 # %% jupyter={"source_hidden": true}
 later = statistics.median(cut.first) / statistics.median(one.first)
 total = statistics.median(one.whole) / statistics.median(cut.whole)
-chunk_steps = [s for episode in cut.steps for s in episode[:11]]
+chunk_steps = [s for episode in cut.steps for s in episode[: STEPS - 1]]
 text = f"""The longest gap became **{measured:.1f}x** shorter ({min(ratios):.1f} to
 {max(ratios):.1f} in {len(ratios)} episodes), where single steps promised {derived:.1f}x. The
 prompt's first token came {later:.2f}x as late. The whole took {total:.2f}x as long in one piece as
@@ -318,7 +318,7 @@ usual, worst = statistics.median(chunk_steps), statistics.median(cut.longest)
 text += f""" A step with a chunk takes {nb.seconds_text(usual)} in the median, and the longest of an
 episode {nb.seconds_text(worst)}, {worst / usual:.2f} times that."""
 if worst > 1.1 * usual:
-    text += """ Something else was at work on this machine: eleven steps with a chunk give it eleven
+    text += """ Something else was at work on this machine: six steps with a chunk give it six
 chances to lengthen the longest of them, and in one piece there is one long step only."""
 p50 = percentiles["in chunks"][0] / percentiles["in one piece"][0]
 text += f"""
@@ -332,7 +332,7 @@ nb.say(text)
 #
 # A smaller budget makes shorter gaps, and more of each step belongs to those that decode anyway.
 # From the costs above, the time of the prompt in steps of b tokens is
-# ceil(264 / (b - 8)) × t(b). One episode for each of some budgets:
+# ceil(264 / (b - 4)) × t(b). One episode for each of some budgets:
 
 
 # %%
@@ -341,7 +341,7 @@ def cost_of(positions):
     return float(np.interp(positions, sizes, [cost[b] for b in sizes]))
 
 
-budgets = [12, 16, 24, 32, 64, 128, RUNNING + PROMPT]
+budgets = [12, 16, 24, 32, BUDGET, 64, 128, RUNNING + PROMPT]
 found = {}
 for budget in budgets:
     side = Side(ChunkedScheduler, max_tokens=budget)

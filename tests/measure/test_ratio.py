@@ -284,6 +284,25 @@ def test_one_slow_process_for_a_while_counts_for_few_slices():
     assert cautious < naive / 2
 
 
+@pytest.mark.parametrize("stays", [0.5, 0.7, 0.8])
+def test_the_widest_interval_misses_as_often_as_a_chain_stays_on_one_side(stays):
+    rng = np.random.default_rng(4)
+    count, runs = 12, 20_000
+    kept = np.cumprod(np.where(rng.random((runs, count)) < stays, 1, -1), axis=1)
+    sides = kept * rng.choice([-1, 1], (runs, 1))  # of the true median
+    missed = np.mean(np.abs(sides.sum(axis=1)) == count)
+    expected = stays ** (count - 1)
+    assert abs(missed - expected) < 4 * math.sqrt(expected / runs)
+
+
+def test_slices_that_hang_together_have_an_interval_once_there_are_enough():
+    sides = "hhhhlllhhhhlllhhhhlllhhhh"
+    ratio = PairedRatio((5.0 + 0.1 * (s == "h") + i / 1e4, 1.0) for i, s in enumerate(sides))
+    assert interval_rank(ratio.independent_slices(), ALPHA / 6) == 0
+    assert ratio.cautious_interval(ALPHA / 6) == (min(ratio.ratios), max(ratio.ratios))
+    assert ratio.first(12).cautious_interval(ALPHA / 2) == (0.0, math.inf)
+
+
 def test_independent_slices():
     apart = PairedRatio((1.0 + 0.1 * (i % 2), 1.0) for i in range(100))  # swings every slice
     assert apart.independent_slices() == 100

@@ -22,7 +22,12 @@ say less than 25. Let r be the mean product of neighbouring signs (+1 above the 
 then n slices are worth about n * (1 - r) / (1 + r) independent ones (the variance of a mean under
 first-order dependence; e.g. G. E. P. Box and G. M. Jenkins, "Time Series Analysis", 1970, ch. 2),
 and a verdict takes its ranks from that smaller number. Negative r is ignored: the interval only
-ever widens. Estimates from more lags were tried and cost more verdicts than they saved.
+ever widens. Estimates from more lags were tried and cost more verdicts than they saved. For the
+widest interval there is no need to approximate: a chain that keeps its side of the median from one
+slice to the next with chance p = (1 + r) / 2 keeps it for all n with chance p ** (n - 1), and that
+is how often the interval from the smallest ratio to the largest misses. In simulations (chains of
+two states, and normal noise with r up to 0.9) it errs as often as the approximation, and decides
+at 25 slices where that needs 50.
 
 **The looks.** Whoever looks again and again at growing data, and stops when the answer pleases,
 errs more often than alpha. So the error is shared out in advance: the k-th look may err with
@@ -37,7 +42,7 @@ at 12, 25, 50 and 100 slices, and at every further hundred when slices accumulat
 
 The first look is for what is plain. Its interval goes from the smallest of 12 ratios to the
 largest, so it decides only where every slice lies on the same side of the bar, and where the slices
-do not hang together: of 8 independent ones or fewer, no interval is sure enough. Where two sides
+do not hang together: with r above 0.23, no interval is sure enough. Where two sides
 should agree (``within``), it comes at 25: what a core suffers for a second is no disagreement.
 
 What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
@@ -223,25 +228,31 @@ class PairedRatio:
 
     def independent_slices(self) -> int:
         """How many independent slices these are worth: at most ``len(self)``; see the module."""
-        count = len(self)
-        if count < 2:
-            return count
+        likeness = self._likeness()
+        return max(min(1, len(self)), int(len(self) * (1 - likeness) / (1 + likeness)))
+
+    def _likeness(self) -> float:
+        """Mean product of neighbouring signs, +1 above the median and -1 below; 0 if negative."""
+        if len(self) < 2:
+            return 0.0
         middle = self.median
         signs = [(ratio > middle) - (ratio < middle) for ratio in self.ratios]
-        likeness = sum(a * b for a, b in pairwise(signs)) / (count - 1)
-        if likeness <= 0:
-            return count
-        return max(1, int(count * (1 - likeness) / (1 + likeness)))
+        return max(0.0, sum(a * b for a, b in pairwise(signs)) / (len(self) - 1))
 
     def cautious_interval(self, alpha: float = ALPHA) -> tuple[float, float]:
         """Return :meth:`interval` as it would be with :meth:`independent_slices` slices.
 
         The rank is moved outward so that it cuts off the same share of the sorted ratios as it
-        would among the smaller number. Verdicts use this one; it is never the narrower of the two.
+        would among the smaller number; where that number has none, the smallest and the largest
+        are sure enough if all slices lie on one side of the median that seldom. Verdicts use this
+        interval; it is never the narrower of the two.
         """
         worth = self.independent_slices()
         rank = interval_rank(worth, alpha)
         scaled = rank * (len(self) + 1) // (worth + 1)
+        if scaled == 0:
+            stays = (1 + self._likeness()) / 2
+            scaled = int(len(self) > 0 and stays ** (len(self) - 1) <= alpha)
         return self._between_ranks(min(scaled, interval_rank(len(self), alpha)))
 
     def _between_ranks(self, rank: int) -> tuple[float, float]:
