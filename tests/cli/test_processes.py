@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -96,18 +97,25 @@ def test_an_interrupted_check_leaves_nothing(toy: ToyCourse, number: signal.Sign
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 8.0])  # before, in and after judges' imports
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 3.0, 6.0])  # in the judges' imports, and after
 def test_an_interrupted_proof_says_so_and_leaves_nothing(toy: ToyCourse, seconds: float) -> None:
     """A terminal sends Ctrl-C to every process of a command."""
     endless = toy.home / "gates" / "wrong" / "stage_01_toy" / "endless.py"
     endless.write_text("# TIMEOUT: it never ends\ndef double(number):\n    while True: pass\n")
     prove = start(toy, "prove", "1")
+    command = psutil.Process(prove.pid)
+
+    def has_judges() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return any("multiprocessing" in " ".join(p.cmdline()) for p in command.children())
+        return False
+
+    wait_for(has_judges)  # not before: whoever imports torch may swallow an interruption
     time.sleep(seconds)
-    below = psutil.Process(prove.pid).children(recursive=True)
+    below = command.children(recursive=True)
     os.killpg(prove.pid, signal.SIGINT)
     out, err = prove.communicate(timeout=10)
-    # Interrupted inside an import, Python may end by the signal itself: a shell says 130, too.
-    assert prove.returncode in (130, -signal.SIGINT), out + err
+    assert prove.returncode == 130, out + err
     assert err.strip() == "course: interrupted; what was finished before is stored"
     _, alive = psutil.wait_procs(below, timeout=10)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
