@@ -106,30 +106,38 @@ class ForkedProcess:
 
 
 def serve(control: socket.socket) -> None:
-    """The server's side: answer until whoever asks is gone."""
+    """The server's side: answer until whoever asks is gone, were it in the middle of a question."""
     import course.check.worker  # noqa: F401  brings torch
 
-    while True:
-        data, ancillary, _, _ = control.recvmsg(65536, 4096)
-        if not data:
-            os._exit(0)
-        message = json.loads(data)
-        answer: dict[str, Any] = {"ready": True}
-        if message["do"] == "fork":
-            fds = array.array("i")
-            for _, _, part in ancillary:
-                fds.frombytes(part)
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                be_a_worker(message, list(fds))
-            for fd in fds:
-                os.close(fd)
-            answer = {"pid": pid}
-        elif message["do"] == "poll":
-            done, status = os.waitpid(message["pid"], os.WNOHANG)
-            answer = {"status": os.waitstatus_to_exitcode(status) if done else None}
-        control.send(json.dumps(answer).encode())
+    with contextlib.suppress(ConnectionError):
+        while answer_one(control):
+            pass
+    os._exit(0)
+
+
+def answer_one(control: socket.socket) -> bool:
+    """Do what the next message asks for; whether there was one."""
+    data, ancillary, _, _ = control.recvmsg(65536, 4096)
+    if not data:
+        return False
+    message = json.loads(data)
+    answer: dict[str, Any] = {"ready": True}
+    if message["do"] == "fork":
+        fds = array.array("i")
+        for _, _, part in ancillary:
+            fds.frombytes(part)
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            be_a_worker(message, list(fds))
+        for fd in fds:
+            os.close(fd)
+        answer = {"pid": pid}
+    elif message["do"] == "poll":
+        done, status = os.waitpid(message["pid"], os.WNOHANG)
+        answer = {"status": os.waitstatus_to_exitcode(status) if done else None}
+    control.send(json.dumps(answer).encode())
+    return True
 
 
 def be_a_worker(message: dict[str, Any], fds: list[int]) -> None:
