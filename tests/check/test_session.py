@@ -208,6 +208,14 @@ def test_an_edit_of_the_reference_is_a_solution(toy: ToyCourse) -> None:
         solution_path(stage, str(lost))
 
 
+def test_links_in_a_circle_and_homes_of_nobody(toy: ToyCourse) -> None:
+    circle = toy.home / "circle.py"
+    circle.symlink_to(circle)
+    for path in (str(circle), "~nobody-of-that-name/toy.py"):
+        with pytest.raises(NoSuchSolution, match="--solution"):
+            solution_path(load_syllabus().find(1), path)
+
+
 def test_a_gate_is_all_of_its_files(toy: ToyCourse) -> None:
     stage = load_syllabus().find(1)
     names = {path.relative_to(toy.home).as_posix() for path in gate_files(stage)}

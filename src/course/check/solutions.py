@@ -25,7 +25,10 @@ def solution_path(stage: Stage, solution: str) -> Path:
         return stage.file
     if solution == "reference":
         return stage.reference
-    path = Path(solution).expanduser().resolve()
+    try:
+        path = Path(solution).expanduser().resolve()
+    except RuntimeError as error:  # links in a circle, or the home of nobody
+        raise NoSuchSolution(f"--solution: {error}") from None
     inside = [path / stage.folder / f"{stage.slug}.py", path / f"{stage.slug}.py"]
     inside += [path / "stages" / stage.folder / f"{stage.slug}.py"]
     for candidate in inside if path.is_dir() else [path]:
