@@ -1,12 +1,11 @@
 """Stage 07, the half that runs beside the solution."""
 
-import gc
 import random
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from growth import grown_by
 
 from course.types import OutOfBlocks
 
@@ -162,16 +161,7 @@ def kept_bytes(env: Any, num_blocks: int, rounds: int) -> int:
             allocator.free(table)
             allocator.free(other)
 
-    tracemalloc.start()
-    try:
-        play(num_blocks)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        play(rounds)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+    return grown_by(lambda: play(rounds), after=lambda: play(num_blocks))
 
 
 def churn(env: Any, size: int, block_size: int, batch: int, seed: int) -> Iterator[int]:

@@ -1,14 +1,13 @@
 """Stage 10, the half that runs beside the solution."""
 
-import gc
 import random
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
 
 import torch
+from growth import grown_by
 from poison import poison
 from stage_07_block_allocator import POOLS as PLAIN_POOLS
 from stage_07_block_allocator import Pool as PlainPool
@@ -487,16 +486,7 @@ def kept_bytes(env: Any, num_blocks: int, block_size: int, rounds: int) -> int:
         for _ in range(count):
             serve(tokens, 1)
 
-    tracemalloc.start()
-    try:
-        play(num_blocks)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        play(rounds)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+    return grown_by(lambda: play(rounds), after=lambda: play(num_blocks))
 
 
 def recycle(env: Any, size: int, block_size: int, batch: int) -> Iterator[int]:

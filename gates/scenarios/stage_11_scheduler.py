@@ -1,12 +1,11 @@
 """Stage 11, the half that runs beside the solution."""
 
-import gc
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from growth import grown_by
 from models import nano_in_float64
 from poison import poison
 
@@ -361,13 +360,4 @@ def kept_bytes(env: Any, rounds: int) -> int:
                 step = scheduler.schedule()
                 scheduler.update(step, [7] * len(step.sequences))
 
-    tracemalloc.start()
-    try:
-        play(0, 100)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        play(100, 100 + rounds)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+    return grown_by(lambda: play(100, 100 + rounds), after=lambda: play(0, 100))

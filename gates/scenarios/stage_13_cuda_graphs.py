@@ -2,13 +2,13 @@
 
 import gc
 import math
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from growth import grown_by
 from paged import as_views, batch_from, chosen, random_past, served
 from poison import poison
 from torch.overrides import TorchFunctionMode
@@ -476,16 +476,7 @@ def kept_bytes(env: Any, model: str, buckets: list[int], width: int, rows: int, 
         for index in range(count):
             runner(batches[index % len(batches)])
 
-    tracemalloc.start()
-    try:
-        play(2 * len(batches))
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        play(times)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+    return grown_by(lambda: play(times), after=lambda: play(2 * len(batches)))
 
 
 def allocations(

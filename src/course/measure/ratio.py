@@ -26,8 +26,8 @@ ever widens. Estimates from more lags were tried and cost more verdicts than the
 widest interval there is no need to approximate: a chain that keeps its side of the median from one
 slice to the next with chance p = (1 + r) / 2 keeps it for all n with chance p ** (n - 1), and that
 is how often the interval from the smallest ratio to the largest misses. In simulations (chains of
-two states, and normal noise with r up to 0.9) it errs as often as the approximation, and decides
-at 25 slices where that needs 50.
+two states, and normal noise with r up to 0.9) it errs hardly more often than the approximation, by
+little more than one in a hundred, and decides at 25 slices where that needs 50.
 
 **The looks.** Whoever looks again and again at growing data, and stops when the answer pleases,
 errs more often than alpha. So the error is shared out in advance: the k-th look may err with
