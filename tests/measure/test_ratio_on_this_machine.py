@@ -1,10 +1,12 @@
 """The kit tested on real processes: planted ratios, on a quiet machine and on a loaded one.
 
 Two workers are stepped alternately over pipes, as a gate steps them. A step reads an array larger
-than the last-level cache, once or twice, so the truth is known: 2.0, or 1.0. Only verdicts are
-asserted, never times.
+than the last-level cache, some ten times or twice as often, so the truth is known: 2.0, or 1.0. It
+takes some 30 ms, as the steps of gates do: see "How long a step must be" in `ratio.py`. Only
+verdicts are asserted, never times.
 """
 
+import math
 import subprocess
 import sys
 import time
@@ -45,6 +47,7 @@ LOADS = {
     "one core busy": [ONE_CORE_BUSY],
     "load comes and goes": [COMES_AND_GOES, COMES_AND_GOES],
 }
+STEP_S = 0.03  # what a step of the faster side takes on a quiet machine, roughly
 ROUNDS = 3  # fresh pairs of workers for every case, under each load
 ENOUGH_S = 18  # no further round after this, so that a loaded machine is not kept for minutes
 
@@ -92,11 +95,12 @@ def running(programs):
 
 
 def measured(baseline_reads: int, bar: Bar) -> PairedResult:
-    """Measure a fresh pair of workers, of which the candidate reads once."""
+    """Measure a fresh pair of workers, of which the baseline reads so many times as often."""
     with ExitStack() as stack:
         baseline, candidate = (stack.enter_context(Worker()) for _ in range(2))
+        often = math.ceil(STEP_S / min(worker.step(1) for worker in (baseline, candidate) * 5))
         return measure_pair(
-            lambda: baseline.step(baseline_reads), lambda: candidate.step(1), bar, warmup=3
+            lambda: baseline.step(baseline_reads * often), lambda: candidate.step(often), bar
         )
 
 
