@@ -862,7 +862,7 @@ class Race:
     """
 
     PAST, STEPS = 64, 330  # more than are ever timed
-    AT_ONCE = 3  # steps of one side in a row: a single one is short; see course.measure.ratio
+    AT_ONCE = 3  # steps of one side in a row: a look lasts longer; see course.measure.ratio
     # Of the spread of the logits, in a single step. The reference reaches 0.04 and 0.55 with random
     # weights; logits that have nothing to do with these are off by 1.4.
     LIMIT = {8: 0.1, 4: 0.9}  # noqa: RUF012
@@ -874,11 +874,19 @@ class Race:
 
     def baseline(self) -> float:
         """A step of the model as it is, in seconds."""
-        return sum(self._step("baseline") for _ in range(self.AT_ONCE)) / self.AT_ONCE
+        return self._steps("baseline")
 
     def candidate(self) -> float:
         """A step of the quantized model, in seconds."""
-        return sum(self._step("candidate") for _ in range(self.AT_ONCE)) / self.AT_ONCE
+        return self._steps("candidate")
+
+    @property
+    def context(self) -> int:
+        """Tokens that a step has read of its past, in the middle of what was timed."""
+        return self.PAST + len(self.found["candidate"]) // 2
+
+    def _steps(self, side: str) -> float:
+        return sum(self._step(side) for _ in range(self.AT_ONCE)) / self.AT_ONCE
 
     def _step(self, side: str) -> float:
         what = f"a decode step on {self.model} in {self.bits} bits"
@@ -939,7 +947,7 @@ def test_time(gate: GateRun, bills: Bills, bits: int) -> None:
         )
 
     def notes(ratio: PairedRatio) -> list[str]:
-        plain = bills.decode([race.PAST + race.STEPS // 2])
+        plain = bills.decode([race.context])
         total, weights = model_bytes(bills.config, bits, 32)
         less = StepWork(float(total), plain.kv_bytes, plain.flops)
         one = bills.split(plain, ratio.baseline_s)

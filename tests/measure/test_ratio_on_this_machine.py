@@ -1,9 +1,9 @@
 """The kit tested on real processes: planted ratios, on a quiet machine and on a loaded one.
 
 Two workers are stepped alternately over pipes, as a gate steps them. A step reads an array larger
-than the last-level cache, some ten times or twice as often, so the truth is known: 2.0, or 1.0. It
-takes some 30 ms, as the steps of gates do: see "How long a step must be" in `ratio.py`. Only
-verdicts are asserted, never times.
+than the last-level cache, some ten times or twice as often, so the truth is known: 2.0, or 1.0.
+Bars are near the truth here, so a case takes several pairs of workers: see "How long a look must
+last" in `ratio.py`. Only verdicts are asserted, never times.
 """
 
 import math
@@ -12,10 +12,19 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 
-from course.measure import Bar, PairedResult, Verdict, last_level_cache_bytes, measure_pair
+from course.measure import (
+    Bar,
+    PairedRatio,
+    PairedResult,
+    Verdict,
+    last_level_cache_bytes,
+    measure_pair,
+)
+from course.measure.ratio import MAX_SLICES
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +57,8 @@ LOADS = {
     "load comes and goes": [COMES_AND_GOES, COMES_AND_GOES],
 }
 STEP_S = 0.03  # what a step of the faster side takes on a quiet machine, roughly
-ROUNDS = 3  # fresh pairs of workers for every case, under each load
+SLICES = 5  # of a pair of workers
+ROUNDS = 3  # of all cases, under each load
 ENOUGH_S = 18  # no further round after this, so that a loaded machine is not kept for minutes
 
 
@@ -95,13 +105,18 @@ def running(programs):
 
 
 def measured(baseline_reads: int, bar: Bar) -> PairedResult:
-    """Measure a fresh pair of workers, of which the baseline reads so many times as often."""
-    with ExitStack() as stack:
-        baseline, candidate = (stack.enter_context(Worker()) for _ in range(2))
-        often = math.ceil(STEP_S / min(worker.step(1) for worker in (baseline, candidate) * 5))
-        return measure_pair(
-            lambda: baseline.step(baseline_reads * often), lambda: candidate.step(often), bar
-        )
+    """Measure pairs of workers, of which the baseline reads so many times as often."""
+    ratio, verdict = PairedRatio(), None
+    while verdict is None:
+        with ExitStack() as stack:
+            baseline, candidate = (stack.enter_context(Worker()) for _ in range(2))
+            often = math.ceil(STEP_S / min(worker.step(1) for worker in (baseline, candidate) * 5))
+            result = measure_pair(
+                partial(baseline.step, baseline_reads * often), partial(candidate.step, often), bar,
+                prior=ratio, max_slices=SLICES, final_at=MAX_SLICES, warmup=1,
+            )  # fmt: skip
+        ratio, verdict = result.ratio, result.verdict
+    return result
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -45,11 +45,14 @@ largest, so it decides only where every slice lies on the same side of the bar, 
 do not hang together: with r above 0.23, no interval is sure enough. Where two sides
 should agree (``within``), it comes at 25: what a core suffers for a second is no disagreement.
 
-**How long a step must be.** Two cores of one machine differ for tenths of a second at a time, where
-a neighbour on the same hardware is busy or a clock changes, and each side sits on one of them. Of
-20 pairs of equal processes on a quiet virtual machine with 2 cores, the medians of 25 slices lay
-between 0.75 and 1.58 with steps of 3 ms, and between 0.93 and 1.05 with steps of 22 ms. So a step
-takes tens of milliseconds, or both sides take turns in one process.
+**How long a look must last.** Two cores of one machine differ for up to a second at a time, where a
+neighbour on the same hardware is busy, and each side sits on one of them. Of 180 pairs of equal
+processes with a core each to spare (an idle virtual machine with 2 cores, 25 slices a pair), the
+medians lay between 0.74 and 1.36, and 36 were off by more than 10%, with steps of 3 ms as with
+steps of 28 ms. Held to one core they agreed within 5%; but then a candidate that works behind the
+baseline's back would slow it down. With a fresh pair for every 5 slices, 60 medians lay between
+0.85 and 1.07, and one was off by more than 10%. So a look should last for seconds, or take several
+pairs of processes.
 
 What this cannot see: two processes that differ for as long as a look lasts, or for as long as they
 live (where their memory pages lie is worth up to 6%). Bars near 1 need fresh pairs of processes;
