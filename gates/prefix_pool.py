@@ -442,7 +442,7 @@ class PrefixPool(History):
             "cache_salt": salt, "arrival": rng.random(), "eos_ids": [rng.randrange(256)],
             "params": {
                 "max_new_tokens": rng.randrange(1, 99), "seed": rng.randrange(99),
-                "temperature": rng.choice([0.0, 0.5, 1.0]), "top_k": rng.randrange(9),
+                "temperature": rng.random(), "top_k": rng.randrange(1000),
                 "ignore_eos": rng.random() < 0.5,
             },
         }  # fmt: skip
