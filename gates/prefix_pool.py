@@ -442,7 +442,9 @@ class PrefixPool(History):
             "cache_salt": salt, "arrival": rng.random(), "eos_ids": [rng.randrange(256)],
             "params": {
                 "max_new_tokens": rng.randrange(1, 99), "seed": rng.randrange(99),
-                "temperature": rng.random(), "top_k": rng.randrange(1000),
+                # No two alike, so that every pair shows a mistake; and greedy ones among them.
+                "temperature": 0.0 if self.ids % 5 == 0 else rng.random(),
+                "top_k": rng.randrange(9),
                 "ignore_eos": rng.random() < 0.5,
             },
         }  # fmt: skip
